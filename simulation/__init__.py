@@ -1,7 +1,7 @@
-"""Runs: how the process of a method is executed on the data of a task, and what is kept of it.
+"""Runs: executing a method's process on a task's data, and recording the results.
 
-`simulation.run(task=..., algorithm=..., total_rounds=..., ...)` is an experiment in Python, and
-`simulation.compare(task=..., algorithms=[...], seeds=5, ...)` several methods side by side.
+`simulation.run(task=..., algorithm=..., total_rounds=..., ...)` runs an experiment from Python, and
+`simulation.compare(task=..., algorithms=[...], seeds=5, ...)` compares several methods.
 """
 
 import importlib as _importlib
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from simulation.in_python import Result, run
     from simulation.rounds.callbacks import Callback, EarlyStopping, Round, StopAt
 
-    # Many runs lie above this package, which imports none of that.
+    # `reproduction` is a package above this one, so it is not imported at run time.
     Comparison: Any
     compare: Any
 

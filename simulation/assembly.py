@@ -1,4 +1,4 @@
-"""What a run's settings stand for: task, clients, model and method."""
+"""Builds task, clients, model and method from a run's settings."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Parts(NamedTuple):
-    """What a run's settings stand for.
+    """The parts of a run, built from its settings.
 
     Attributes:
       task: The task.
-      train: What the clients train on; results tell of all examples.
+      train: The examples that clients train on; results also count examples that are not used.
       cohorts: The clients of its rounds.
       model: The task's model.
       method: The method, with the clients that it trains on.
@@ -36,16 +36,16 @@ class Parts(NamedTuple):
 
 
 def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = None) -> Parts:
-    """Loads and builds what a run's settings stand for.
+    """Loads and builds the parts of a run from its settings.
 
     Args:
       request: The settings.
-      look_at: Looks at the task and its Keras model, which is `None` if it cannot be built; before
-        the method's process is.
+      look_at: Called with the task and its Keras model (`None` if it cannot be built), before the
+        method's process is built.
 
     Raises:
-      HparamError: If settings do not go with the task's data or with each other.
-      RunError: If `initial_weights` cannot be read, or methods cannot take the model.
+      HparamError: If settings contradict the task's data or each other.
+      RunError: If `initial_weights` cannot be read, or methods do not support the model.
       tasks.task.DataError: If data is missing or damaged.
     """
     settings, whole = request.run, load(request)
@@ -58,7 +58,7 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
         model = task_models.build(task, settings)
     except RunError:
         if look_at is not None:
-            # That the data or the code are others explains more.
+            # Reports changed data or code first, since these explain more than this error.
             look_at(whole, None)
         raise
     if look_at is not None:
@@ -79,7 +79,7 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
 
 
 def _method(built, train, drawn, settings) -> "RunMethod":
-    # Wrong settings are told before TensorFlow is imported.
+    # Imported late, so that wrong settings are reported before TensorFlow is imported.
     from simulation.rounds import one_program, staged
 
     if not tff_algos.get(settings["algorithm"]).staged:
@@ -88,7 +88,7 @@ def _method(built, train, drawn, settings) -> "RunMethod":
 
 
 def load(request: Request) -> Task:
-    """Loads the task, with the model and the initial weights that the user gave.
+    """Loads the task, with the user's own model and initial weights, if given.
 
     Args:
       request: The settings.
@@ -118,7 +118,7 @@ def load(request: Request) -> Task:
 
 
 def _model_fn(model: Any) -> Callable[[int], Any]:
-    """Returns the function from a seed to a Keras model that a user's own model stands for."""
+    """Returns a user's own model as a function from a seed to a Keras model."""
     import tensorflow as tf
 
     if isinstance(model, tf.keras.Model):
@@ -130,7 +130,7 @@ def _model_fn(model: Any) -> Callable[[int], Any]:
 
 
 def _build_process(request: Request, model: "tff_algos.Model", train: FederatedData) -> Any:
-    """Builds the method's process, or its driver where it is in stages."""
+    """Builds the method's process, or its driver if it is a method in stages."""
     name, training = request.run["algorithm"], dict(request.training)
     if "client_lr_schedule" in request.objects:
         training |= {
@@ -148,5 +148,5 @@ def _build_process(request: Request, model: "tff_algos.Model", train: FederatedD
             **training,
             **request.method,
         )
-    except tff_algos.ModelError as e:  # Of a method that needs a certain kind of model.
+    except tff_algos.ModelError as e:  # Some methods need a certain kind of model.
         raise RunError(f"The model of the task cannot be used: {e}") from e

@@ -1,4 +1,4 @@
-"""Ray on this machine or on a cluster: how it is reached, and that nothing of it stays behind."""
+"""Connects to Ray, on this machine or on a cluster, and leaves nothing of it behind."""
 
 import contextlib
 import functools
@@ -16,19 +16,19 @@ from simulation import supervisor
 from simulation.errors import RunError
 from tff_suite import command_line
 
-# In the environment of all that is started on this machine.
+# Environment variable that marks all processes started on this machine.
 _MARK = "REPRODUCE_SWEEP"
 _SECONDS_TO_CONNECT = 20.0
 
 
 @contextlib.contextmanager
 def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]:
-    """Connects to Ray, or starts it on this machine; what it started ends with this process.
+    """Connects to Ray, or starts it on this machine; all started processes end with this one.
 
     Args:
-      address: Of a Ray cluster (`auto`, `host:port`, `ray://host:port`); `None` is this machine.
-      num_cpus: Cores that Ray on this machine takes itself to have; by default those of this
-        process.
+      address: Address of a Ray cluster (`auto`, `host:port`, `ray://host:port`); `None` for this
+        machine.
+      num_cpus: Number of cores that Ray assumes on this machine; by default those of this process.
 
     Yields:
       The module `ray`.
@@ -37,7 +37,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
       RunError: If Ray cannot be reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Of its own trouble with dashboards and metrics, which nobody asked for.
+    # Silences errors about Ray's dashboards and metrics, which are not used.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     import ray
 
@@ -60,10 +60,10 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
 
 
 def _knock(address):
-    """Refuses an address at which no Ray listens; Ray itself would wait there for minutes.
+    """Refuses an address at which Ray does not listen; Ray itself would wait for minutes.
 
     Returns:
-      The address, and for `auto` where that is: of a cluster that is gone, Ray keeps it.
+      The address; `auto` is resolved. Ray keeps that address even if its cluster has ended.
     """
     from ray._private import services
 
@@ -73,17 +73,17 @@ def _knock(address):
             address = services.get_ray_address_from_environment(address, None)
             where += f", {address},"
         host, colon, port = address.removeprefix("ray://").rpartition(":")
-        if colon:  # Or it is a name of Ray's own.
+        if colon:  # Without one it is a special name of Ray's.
             socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
             if not _is_ray(f"{host}:{port}"):
-                raise RunError(f"{where} can't be reached: what answers there is not Ray.")
+                raise RunError(f"{where} can't be reached: the service at this address is not Ray.")
     except (OSError, ValueError, OverflowError) as e:
         raise RunError(f"{where} can't be reached: {e}") from e
     return address
 
 
 def _is_ray(address):
-    """Returns whether what listens there speaks as Ray does."""
+    """Returns whether the service at an address speaks Ray's protocol."""
     import grpc
     from ray._private import grpc_utils, ray_constants
 
@@ -98,13 +98,13 @@ def _is_ray(address):
 
 @contextlib.contextmanager
 def _ends_with_this_process():
-    """Yields options of a Ray that nobody else can reach and that is gone when this is over.
+    """Yields options for a Ray that other users cannot reach and that ends with this context.
 
-    Ray listens on every address of the machine by default, lets everybody write to the folder of
-    its sockets and logs, and leaves its agents running when its driver is killed: each waits for
-    the end of a pipe that the other one holds.
+    By default, Ray listens on every interface of the machine and lets all users write to the folder
+    of its sockets and logs. If its driver is killed, its agents keep running: each waits for the
+    end of a pipe that another one holds.
     """
-    # The path of a socket of Ray, longer by 87 characters, must be shorter than 108.
+    # Paths of Ray's sockets are 87 characters longer and must be shorter than 108.
     parent = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="reproduce-", dir=parent if len(parent) < 20 else "/tmp")
     mark = uuid.uuid4().hex
@@ -123,7 +123,7 @@ def _ends_with_this_process():
 
 @contextlib.contextmanager
 def _own_handlers():
-    """Keeps this process's handling of signals; Ray puts its own in their place."""
+    """Restores this process's signal handlers, which Ray replaces by its own."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in command_line.SIGNALS}
@@ -135,7 +135,7 @@ def _own_handlers():
 
 @contextlib.contextmanager
 def _quiet():
-    """Sends what is printed without Python nowhere: Ray's core greets on standard error."""
+    """Discards output that bypasses Python, such as the greeting of Ray's core on stderr."""
     before = os.dup(2)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -159,7 +159,8 @@ def take_cores() -> Sequence[socket.socket]:
     taken = {}
     for core in sorted(os.sched_getaffinity(0)):
         if len(taken) < wanted:
-            # A name that one process can have, until it ends; no folder that others could prepare.
+            # An abstract socket's name belongs to one process until it ends, and other users cannot
+            # tamper with it as with a file in a folder.
             lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
                 lock.bind(f"\0reproduce-core-{core}")
@@ -167,7 +168,7 @@ def take_cores() -> Sequence[socket.socket]:
                 lock.close()
             else:
                 taken[core] = lock
-    # Where others have the cores already, processes share them as the system sees fit.
+    # If other processes have taken the cores already, the operating system shares them.
     if len(taken) == wanted:
         os.sched_setaffinity(0, taken)
     return list(taken.values())

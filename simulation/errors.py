@@ -1,4 +1,4 @@
-"""Errors that a user gets as one line."""
+"""Errors that are shown to the user as one line."""
 
 from tff_suite.errors import FedError
 
@@ -8,16 +8,16 @@ class RunError(FedError):
 
 
 class ChangedError(RunError):
-    """A folder holds a run of other code, data, method or task than there is now."""
+    """A folder holds a run whose code, data, method or task differ from the current ones."""
 
     exit_code = 2
 
 
 class NoWorkersError(RunError):
-    """A run whose workers are all lost; it ends with a checkpoint and can go on with others."""
+    """All workers of a run are lost; it ends with a checkpoint and can resume with new ones."""
 
 
 class DivergedError(RunError):
-    """A run whose model is not finite, or that lost all clients; once more, it ends the same."""
+    """A run whose model is not finite or that dropped all clients; repeating it gives the same."""
 
     exit_code = 3

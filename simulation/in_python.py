@@ -1,4 +1,4 @@
-"""An experiment in Python: settings as arguments, results as values."""
+"""Running an experiment from Python: settings as arguments, results as values."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ if typing.TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """The results of a run.
 
     Attributes:
       folder: Path of its folder.
@@ -55,32 +55,35 @@ def run(
 ) -> Result:
     """Runs an experiment as `run_experiment.py` does, or resumes it where it was interrupted.
 
-    Settings are the flags of the command, with the same checks and defaults; a method's own are
-    `<algorithm>_<name>`, a task's own `<task>_<name>`. Without `experiment_name` the folder's name
-    has the seed and a digest of the settings, so that a loop needs no names, and the same call
-    finds its run again. Nothing is printed but a
-    bar on standard error. An interrupt (`KeyboardInterrupt`) is let through; the same call then
-    resumes from the last checkpoint. TensorFlow operations get one thread each if TensorFlow has
-    done nothing yet, as in the command.
+    Settings are the flags of the command, with the same checks and defaults. A method's own are
+    `<algorithm>_<name>`, a task's own `<task>_<name>`. Without `experiment_name`, the folder's name
+    contains the seed and a digest of the settings. So a loop over settings needs no names, and the
+    same call finds its run again.
+
+    Only a progress bar is printed, on standard error. An interrupt (`KeyboardInterrupt`) is not
+    caught; the same call then resumes from the last checkpoint. As in the command, each TensorFlow
+    operation gets one thread, unless TensorFlow has already started.
 
     Args:
-      task: Name of a task, or a user's own task; its name must not be that of a registered one.
+      task: Name of a task, or your own task; its name must not be that of a registered one.
       algorithm: The method.
-      model: A Keras model in place of the task's, which begins with the weights that it has and is
-        not changed, or a function from a seed to one. To resume, or to have a finished run's result
-        again, give the same model and task: code, data and initial weights are compared.
+      model: A Keras model that replaces the task's, or a function from a seed to such a model.
+        Training begins with the model's weights and does not change the model. To resume a run, or
+        to get a finished run's result again, pass the same model and task: code, data and initial
+        weights are compared.
       progress: Whether to show the bar.
-      callbacks: What is told of the rounds and may stop them, see `simulation.Callback`; a function
-        is called after each round.
-      evaluators: Name → function of the model's weights (as `tf.keras.Model.set_weights` takes
-        them) that returns a number; evaluations record it as `eval/<name>`.
-      **settings: Flag → value, `None` for a flag that is not given. Those of the command that must
-        be set must be. `flagfile` is the path of a file of flags, which the others override.
+      callbacks: Callbacks that follow the rounds and may stop the run, see `simulation.Callback`. A
+        function is called after each round.
+      evaluators: Name → function from the model's weights (as `tf.keras.Model.set_weights` takes
+        them) to a number. Evaluations record it as `eval/<name>`.
+      **settings: Flag → value; `None` means that the flag is not set. The command's required flags
+        are required here, too. `flagfile` is the path of a flag file, which the other settings
+        override.
 
     Raises:
-      HparamError: If a setting is wrong, or does not go with others or with the task's data.
-      RunError: If the run cannot start or resume; `ChangedError` if the folder's run is of other
-        code or data; `DivergedError` if training diverged.
+      HparamError: If a setting is wrong, or contradicts others or the task's data.
+      RunError: If the run cannot start or resume; `ChangedError` if the folder's run has other code
+        or data; `DivergedError` if training diverged.
       tasks.task.DataError: If data is missing or damaged.
     """
     own_task = task if not isinstance(task, str | None) else None
@@ -97,10 +100,10 @@ def run(
         evaluators=dict(evaluators or {}),
     )
     if "tensorflow" not in sys.modules:
-        # Read when TensorFlow is imported, which otherwise logs its start.
+        # TensorFlow reads this when it is imported; otherwise it logs its start.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with warnings.catch_warnings():
-        # Of packages that TFF imports; nothing that a user could fix.
+        # Warnings of packages that TFF imports, which users cannot fix.
         warnings.filterwarnings("ignore", message=".*pkg_resources")
         outcome = experiment.carry_out(request, caller)
     rounds = metrics_csv.read_metrics(os.path.join(outcome.folder, "metrics.csv"))
@@ -119,5 +122,5 @@ def _warn(text: str) -> None:
 
 
 def _no_stop_request() -> contextlib.AbstractContextManager:
-    """A notebook's own handling of signals stays: an interrupt is a `KeyboardInterrupt`."""
+    """Keeps a notebook's signal handling, in which an interrupt is a `KeyboardInterrupt`."""
     return contextlib.nullcontext(types.SimpleNamespace(signal=None))

@@ -1,6 +1,6 @@
-"""What Keras models and other objects of TensorFlow are: settings, wiring, weights, graphs.
+"""The identity of Keras models and other TensorFlow objects: settings, wiring, weights, graphs.
 
-All of it is told in words and digests that are the same in every process, see
+It is described by texts and digests that are the same in every process, see
 `tff_suite.code_digests`.
 """
 
@@ -16,16 +16,16 @@ import numpy as np
 
 from tff_suite import code_digests
 
-# Keys of a Keras configuration that say nothing of what is computed: names, which count up in a
-# process, and initializers, as the initial weights themselves are looked at.
+# Keys of a Keras configuration that do not affect results: names, which are numbered per process,
+# and initializers, since the initial weights themselves are compared.
 _NOT_OF_LAYERS = re.compile(
     r"name|.*_?initializer|module|registered_name|build_config|compile_config|.*_layers|layers"
     r"|function|function_type|output_shape_.*|shared_object_id"
 )
-# Initial weights differ in their last bits between machines: a decomposition is computed in another
-# order there.
+# Initial weights can differ in their last bits between machines, which compute matrix
+# decompositions in different order.
 _LAST_BITS = 1e-6
-# Numbers of a weight that are looked at together.
+# Numbers of a weight that are processed at a time.
 _CHUNK = 1 << 20
 
 
@@ -39,7 +39,7 @@ def is_keras_model(value: Any) -> bool:
 
 
 def look_at_library_object(describer: code_digests.Describer, name: str, value: Any) -> bool:
-    """Tells of an object of TensorFlow's or Keras's; returns whether it is one."""
+    """Describes an object of TensorFlow or Keras; returns whether it is one."""
     if "tensorflow" not in sys.modules:
         return False
     import tensorflow as tf
@@ -83,7 +83,7 @@ def _configured(keras):
 
 
 def _look_at_tf_function(describer, name, value):
-    """Looks at the Python of a `tf.function`; of one that was loaded, at its graphs."""
+    """Describes the Python code of a `tf.function`; if it was loaded from a file, its graphs."""
     python = getattr(value, "python_function", None)
     traced = getattr(value, "concrete_functions", None)
     if traced is None:
@@ -96,7 +96,7 @@ def _look_at_tf_function(describer, name, value):
 def _look_at_config(describer, name, value):
     try:
         config = value.get_config()
-    except Exception:  # Keras asks users to write it, and whatever they write may fail.
+    except Exception:  # Users write `get_config`, which may raise anything.
         return
     for key, part in sorted(_without_names(config).items()):
         if part is None:
@@ -117,7 +117,7 @@ def _without_names(config):
 
 
 def _look_at_own_parts(describer, name, value):
-    """Looks at what a class of the user's brings, and at functions of the user's in others."""
+    """Describes objects of a user's own classes, and users' functions in other objects."""
     own = describer.is_users(type(value))
     if own:
         describer.look(f"{name}, its class", type(value))
@@ -131,7 +131,7 @@ def _look_at_own_parts(describer, name, value):
 
 
 def _is_plain(value) -> bool:
-    """Returns whether a value, with all that is in it, is made of numbers and texts."""
+    """Returns whether a value consists only of numbers and texts, at any depth."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -148,11 +148,11 @@ def _look_at_layer(describer, name, layer):
 
 
 def of_model(keras_model: Any, describer: code_digests.Describer) -> dict[str, str]:
-    """Returns what a Keras model is: layers, their settings, wiring and initial weights.
+    """Returns the identity of a Keras model: layers, settings, wiring and initial weights.
 
     Args:
       keras_model: The model, built.
-      describer: Looks at the user's code in it.
+      describer: Describes the user's code in it.
 
     Returns:
       `layers`, `layer 1 (dense), units`, `wiring`, ... → value as text, or digest.
@@ -160,7 +160,7 @@ def of_model(keras_model: Any, describer: code_digests.Describer) -> dict[str, s
     layers = list(keras_model._flatten_layers(recursive=True, include_self=False))
     kinds = [type(layer).__name__.lower() for layer in layers]
     names = _layer_names(kinds)
-    # Only what is plain is told one by one; code and values of functions go to the run's.
+    # Plain values are listed individually; code and values of functions go to the run's identity.
     inner = code_digests.Describer([look_at_library_object], describer.packages)
     for name, layer in zip(names, layers, strict=True):
         _look_at_layer(inner, name, layer)
@@ -181,7 +181,7 @@ def of_model(keras_model: Any, describer: code_digests.Describer) -> dict[str, s
 
 
 def _layer_names(kinds) -> list[str]:
-    """Returns how layers are called: numbered from 1, but for those that only stand for inputs."""
+    """Returns names for layers, numbered from 1; input layers are numbered separately."""
     names, numbers = [], {True: 0, False: 0}
     for kind in kinds:
         is_input = kind == "inputlayer"
@@ -191,7 +191,7 @@ def _layer_names(kinds) -> list[str]:
 
 
 def _wiring(model, index):
-    """Returns which layers of a functional model get what from which, and with what arguments."""
+    """Describes the connections of a functional model's layers, and the arguments of calls."""
     import tensorflow as tf
 
     def told(value):
@@ -224,7 +224,7 @@ def _wiring(model, index):
 
 
 def _is_revived(model) -> bool:
-    """Returns whether a model was loaded without the classes that it was made of."""
+    """Returns whether a model was loaded without its original classes."""
     layers = [model, *model._flatten_layers(recursive=True, include_self=False)]
     return any("saved_model" in type(layer).__module__ for layer in layers)
 
@@ -243,7 +243,7 @@ def _call_digest(model) -> str:
 
 
 def _graph_digest(graph) -> str:
-    """Returns a digest of a traced graph, whatever its nodes and functions are called."""
+    """Returns a digest of a traced graph, independent of the names of nodes and functions."""
     definition = graph.as_graph_def()
     functions = {f.signature.name: f for f in definition.library.function}
 
@@ -279,13 +279,13 @@ def _graph_digest(graph) -> str:
 
 
 def describe_weights(arrays: Sequence[np.ndarray]) -> str:
-    """Returns shapes, a digest, and what tells weights apart that differ by more than last bits.
+    """Returns shapes, a digest, and numbers that distinguish weights except for their last bits.
 
     Args:
       arrays: Weights.
 
     Returns:
-      `shapes #digest norm sum`: `sum` is that of all weights, each times a fixed number.
+      `shapes #digest norm sum`, where `sum` is a weighted sum of all weights with fixed factors.
     """
     shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in arrays)
     content, squares, total, at = hashlib.sha256(), 0.0, 0.0, 0
@@ -294,7 +294,7 @@ def describe_weights(arrays: Sequence[np.ndarray]) -> str:
         content.update(flat.tobytes())
         for start in range(0, flat.size if flat.dtype.kind in "biuf" else 0, _CHUNK):
             some = flat[start : start + _CHUNK].astype(np.float64)
-            # Of no period, so that no two weights can change places unseen.
+            # The factors are not periodic, so that exchanging two weights changes the sum.
             total += float(some @ np.cos((at + np.arange(1.0, some.size + 1)) ** 1.5))
             squares += float(some @ some)
             at += some.size
@@ -302,7 +302,7 @@ def describe_weights(arrays: Sequence[np.ndarray]) -> str:
 
 
 def same_weights(before: str, now: str) -> bool:
-    """Returns whether texts of `describe_weights` are of the same weights, but for last bits."""
+    """Returns whether two texts of `describe_weights` describe equal weights, except last bits."""
     if before == now:
         return True
     *shapes, _, norm, total = before.split(" ")
@@ -315,5 +315,5 @@ def same_weights(before: str, now: str) -> bool:
 
 
 def names_of_weights(model: Mapping[str, str]) -> list[str]:
-    """Returns the names under which `of_model` tells of initial weights."""
+    """Returns the keys of `of_model`'s result that describe initial weights."""
     return [name for name in model if name.endswith("initial weights")]

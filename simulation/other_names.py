@@ -1,13 +1,15 @@
-"""What flags and tasks are called here that other suites call otherwise.
+"""Translates names of flags and tasks from other suites, mostly google-research/federated.
 
-Most are of google-research/federated.
+All versions of the trainers in that repository's folder `optimization` are covered:
 
-The trainers of its folder `optimization` are covered in all their forms:
-`main/federated_trainer.py` with flags of its own for each task (`so_nwp_...`), `trainer.py` with
-such (`so_tp_...`), and later with the arguments of `tff.simulation.baselines`. Flags of optimizers
-are `<client|server>_<optimizer>_<argument>` there, by the arguments of Keras's (SGD, Adagrad,
-Adam), of its own (Yogi, LARS, Shampoo) and of TensorFlow Addons' LAMB. A flag of theirs that is not
-listed is one of the suite, too, and means the same.
+- `main/federated_trainer.py`, with its own flags for each task (`so_nwp_...`),
+- `trainer.py`, with its own flags for each task (`so_tp_...`),
+- later versions of `trainer.py`, with the arguments of `tff.simulation.baselines`.
+
+Their flags of optimizers are `<client|server>_<optimizer>_<argument>`. The arguments are those of
+Keras's optimizers (SGD, Adagrad, Adam), of the repository's own (Yogi, LARS, Shampoo) and of
+TensorFlow Addons' LAMB. Their flags that are not listed here exist in this suite with the same
+meaning.
 """
 
 import re
@@ -63,7 +65,7 @@ _RENAMED = {
     "stackoverflow_tag_word_vocab_size": "stackoverflow_tag_vocab_size",
 }
 
-# Flag there, as a pattern → what stands for it here, or why nothing does, in words.
+# Pattern of their flags → what replaces it here, or why nothing does.
 _OTHERWISE = {
     r"(client|server)_(adagrad|adam|sgd|yogi)_name": "an optimizer's operations have no name",
     r"(client|server)_(lamb|lars|shampoo)_\w+": "neither clients nor server have this optimizer",
@@ -104,7 +106,7 @@ _OTHERWISE = {
     "write_metrics_with_bz2": "metrics.csv is never compressed",
 }
 
-# What such settings are often called → the flag, or the flags, here.
+# Common name of a setting → the flag or flags here.
 _COMMON = {
     "batch_size": ("client_batch_size",),
     "bs": ("client_batch_size",),
@@ -146,10 +148,10 @@ def of_flag(name: str) -> str | None:
     """Returns what to use for a flag of google-research/federated, as a sentence.
 
     Args:
-      name: The flag, without dashes; `no` before it is passed over.
+      name: The flag, without dashes; a prefix `no` is ignored.
 
     Returns:
-      The sentence; `None` for a name that is not one of its flags, or means the same here.
+      The sentence; `None` if the name is not one of its flags, or has the same meaning here.
     """
     name = name.removeprefix("no")
     if name in _RENAMED:
@@ -159,12 +161,12 @@ def of_flag(name: str) -> str | None:
 
 
 def of_common(name: str) -> str | None:
-    """Returns the flags for what other suites often call so, as a sentence; `None` for no name."""
+    """Returns a sentence with the flags for a common name of a setting; `None` if unknown."""
     if name not in _COMMON:
         return None
     return f"Did you mean {' or '.join(f'--{flag}' for flag in _COMMON[name])}?"
 
 
 def of_task(name: str) -> str | None:
-    """Returns what to use for a task of google-research/federated, as a sentence, else `None`."""
+    """Returns a sentence on what to use for a task of google-research/federated, else `None`."""
     return f"Here it is {_TASKS[name]}." if name in _TASKS else None

@@ -1,4 +1,4 @@
-"""What the loop asks of a method's process, whoever carries its rounds out.
+"""The interface between the loop and a method's process, regardless of its executor.
 
 The engine (`simulation.engine.process`), TFF's contexts (`simulation.tff.process`) and methods in
 stages (`simulation.rounds.staged`) implement the same `Process`.
@@ -18,11 +18,11 @@ class Cohort(NamedTuple):
 
     Attributes:
       round_index: The round, from 0.
-      ids: Ids of the clients, under which their states are kept.
-      number: How many there are.
-      following: How many the next round has, if their data may be made meanwhile; else 0.
-      work: What each client works on (`ClientData`) or is to do (`tff_algos.driver.Assignment`);
-        `None` where the engine draws it from the settings.
+      ids: Ids of the clients, by which their states are stored.
+      number: Number of clients.
+      following: Number of clients of the next round, if their data may be made in advance; else 0.
+      work: The data (`ClientData`) or assignment (`tff_algos.driver.Assignment`) of each client;
+        `None` if the engine derives it from the settings.
     """
 
     round_index: int
@@ -33,13 +33,13 @@ class Cohort(NamedTuple):
 
 
 class RoundOutput(NamedTuple):
-    """What a round gives.
+    """The results of a round.
 
     Attributes:
       state: The server's state after it.
       metrics: Name → scalar.
-      client_states: What each client keeps or finds, in the cohort's order; empty if nothing.
-      moved: Megabytes and workers of the round, by the column's name; empty in one process.
+      client_states: The state or finding of each client, in the cohort's order; empty if none.
+      moved: Column → megabytes sent and numbers of workers; empty in one process.
     """
 
     state: Any
@@ -62,12 +62,12 @@ class Process(Protocol):
         Args:
           state: The server's state before it.
           cohort: Its clients.
-          client_states: `ClientState` of each client, if the method's clients keep anything; only
-            slices are taken.
+          client_states: `ClientState` of each client, if the method's clients keep states. It is
+            only read by slices.
         """
 
     def model_weights(self, state: Any) -> list[np.ndarray]:
         """Returns the model's trainable weights in a state."""
 
     def set_model_weights(self, state: Any, weights: Sequence[np.ndarray]) -> Any:
-        """Returns the state with other trainable weights."""
+        """Returns a state with its trainable weights replaced."""

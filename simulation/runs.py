@@ -1,15 +1,19 @@
-"""Lists the runs and sweeps under a folder: how far each is, what it reached, what it takes.
+"""Lists the runs and sweeps under a folder: progress, results and size on disk.
 
     python -m simulation.runs results
     python -m simulation.runs results --json
 
 Runs that differ only in their seed share a line, with the mean and standard deviation of the main
-metric. A folder of several runs is a sweep and has a line that counts them. A state is one of
-finished, running, resumable (the same command goes on after the round), diverged, not started,
-other version (of the method, the task or TensorFlow: it cannot go on here) and damaged.
+metric. A folder of several runs is a sweep and has a line that counts them. The states are:
 
-Nothing is changed, and TensorFlow is not imported. `--json` prints `root`, `runs` and `sweeps`:
-each run on its own, with its settings, sizes in bytes and ages in seconds.
+- finished, running, not started, damaged,
+- resumable: the same command continues after the round shown,
+- diverged: training diverged,
+- other version: it was made with another version of the method, the task or TensorFlow, and cannot
+  continue here.
+
+The command changes nothing and does not import TensorFlow. `--json` prints `root`, `runs` and
+`sweeps`, with each run separately, its settings, sizes in bytes and ages in seconds.
 """
 
 import json
@@ -40,7 +44,7 @@ from simulation.errors import RunError
 from simulation.records import checkpoints, metrics_csv, outputs
 from tff_suite import compat, writing
 
-# Files whose time is that of the run's last step.
+# Files whose modification time is that of the run's last step.
 _STEPS = ("metrics.csv", "summary.json", "hparams.json")
 # Settings in which runs on one line may differ.
 _PLACES = (run_hparams.MAY_CHANGE - {"total_rounds"}) | {"client_datasets_random_seed", "seed"}
@@ -53,16 +57,16 @@ class Run(NamedTuple):
       folder: Path of the folder.
       state: `finished`, `running`, `resumable`, `diverged`, `not started`, `other version` or
         `damaged`.
-      round: Rounds done, of which a resumable run goes on.
-      total_rounds: Rounds asked for; `None` if the folder does not say.
-      method: The method; `None` likewise, as for the attributes that follow.
+      round: Number of rounds done; of a resumable run, those in its checkpoint.
+      total_rounds: `--total_rounds`; `None` if unknown.
+      method: The method; `None` if unknown, as for the attributes that follow.
       task: The task.
       seed: `--seed`.
       metric: Column of the main metric.
       value: Its value for the final model, or the last one of an unfinished run.
-      seconds_since: Seconds since the run wrote something.
-      bytes: What the folder takes on disk.
-      note: What to know of it, in one line; else blank.
+      seconds_since: Seconds since the run last wrote a file.
+      bytes: Size of the folder on disk.
+      note: A remark of one line, or blank.
       flags: Settings in force.
     """
 
@@ -81,14 +85,14 @@ class Run(NamedTuple):
     flags: Mapping[str, Any] = {}
 
     def told(self) -> str:
-        """Returns the state in words, with the round where that matters."""
+        """Returns the state as text, with the round for running, resumable and diverged runs."""
         of = f" of {self.total_rounds}" if self.total_rounds else ""
         at = {"resumable": "at", "running": "at", "diverged": "after"}.get(self.state)
         return f"{self.state} {at} round {self.round}{of}" if at else self.state
 
 
 def find(root: str) -> list[Run]:
-    """Returns the runs under a folder, by path; damaged ones too.
+    """Returns the runs under a folder, by path, including damaged ones.
 
     Args:
       root: The folder. A run is a folder that holds an hparams.json or a metrics.csv.
@@ -96,7 +100,7 @@ def find(root: str) -> list[Run]:
     Raises:
       OSError: If the folder cannot be read.
     """
-    os.listdir(root)  # `os.walk` would pass over what it cannot read.
+    os.listdir(root)  # Raises if unreadable; `os.walk` would skip it silently.
     held = _held_files()
     found = []
     for folder, subfolders, files in os.walk(root):
@@ -108,13 +112,13 @@ def find(root: str) -> list[Run]:
 
 
 def _read(folder: str, held: set[tuple[int, int]]) -> Run:
-    """Reads one run; what cannot be read makes it a damaged one."""
+    """Reads one run; a run that cannot be read counts as damaged."""
     run = Run(folder, "damaged", seconds_since=_seconds_since(folder), bytes=_bytes(folder))
     try:
         return _described(run, held)
     except (RunError, OSError) as e:
         return run._replace(note=command_line.one_line(e))
-    except Exception as e:  # Of a file whose parts are of other kinds than they should be.
+    except Exception as e:  # Damaged files can have values of unexpected types.
         return run._replace(note=f"its files are damaged ({type(e).__name__})")
 
 
@@ -162,7 +166,7 @@ def _of(flags, name, kind):
     """Returns a flag's value.
 
     Raises:
-      RunError: If it is not of its kind.
+      RunError: If it is missing or of another type.
     """
     if not isinstance(flags.get(name), kind):
         raise RunError(f"hparams.json is damaged: it has no --{name}")
@@ -170,7 +174,7 @@ def _of(flags, name, kind):
 
 
 def _metric(summary, columns) -> str | None:
-    """Returns the column in which the task is compared."""
+    """Returns the column of the task's primary metric."""
     best = [name for name in (summary or {}).get("best", {}) if name != metrics_csv.ROUND]
     measured = [name for name in columns if name.startswith("eval/") and name != "eval/loss"]
     known = [*best, *measured, "eval/loss", "train/loss"]
@@ -183,7 +187,7 @@ def _finite(number) -> float | None:
 
 
 def _other_versions(recorded, run) -> str:
-    """Returns which method or task had another version then, in words; blank if none had."""
+    """Describes a changed version of the method or task; blank if unchanged."""
     identity = recorded.get("identity") or {}
     told = []
     for kind, name, module in (("method", run.method, tff_algos), ("task", run.task, tasks)):
@@ -192,12 +196,12 @@ def _other_versions(recorded, run) -> str:
             continue
         before, now = made_of.get("version"), getattr(module.get(name), "version", 1)
         if before != now:
-            told.append(f"{kind} {name} was of version {before}, is of {now}")
+            told.append(f"{kind} {name} had version {before}, now has {now}")
     return "; ".join(told)
 
 
 def _other_stack(recorded) -> str:
-    """Returns on which stack an unfinished run has to go on, if it is not this one."""
+    """Names the stack that an unfinished run needs, if it is not this one."""
     stack = (recorded.get("start") or {}).get("stack")
     if stack in (None, compat.stack()):
         return ""
@@ -211,7 +215,7 @@ _LOCK = re.compile(r"\bFLOCK\s.*\s([0-9a-f]+):([0-9a-f]+):(\d+)\s", re.I)
 def _held_files(locks: str = "/proc/locks") -> set[tuple[int, int]]:
     """Returns device and inode of the files that a process of this machine has locked.
 
-    The kernel's own list: to try each lock would keep a run that begins just then from it.
+    This reads the kernel's list. Trying each lock could block a run that begins at that moment.
     """
     try:
         with open(locks, encoding="ascii") as file:
@@ -245,7 +249,7 @@ def _bytes(folder) -> int:
         for name in files:
             try:
                 total += os.lstat(os.path.join(place, name)).st_blocks * 512
-            except OSError:  # Removed meanwhile.
+            except OSError:  # The file was removed meanwhile.
                 continue
     return total
 
@@ -259,7 +263,7 @@ def sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def by_settings(runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """Gives the runs in groups that differ only in their seed; a damaged run is alone."""
+    """Yields groups of runs that differ only in their seed; a damaged run is a group by itself."""
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         settings = {k: v for k, v in run.flags.items() if k not in _PLACES}
@@ -269,7 +273,7 @@ def by_settings(runs: Sequence[Run]) -> Iterator[list[Run]]:
 
 
 def table(runs: Sequence[Run], root: str) -> str:
-    """Returns the runs as text: a line for those that differ only in their seed, then the sweeps.
+    """Returns the runs as a text table, one line per group that differs only in seed, then sweeps.
 
     Args:
       runs: The runs.
@@ -318,7 +322,7 @@ def _table(lines, headers) -> str:
 
 
 def _place(group, root) -> str:
-    """Returns the path of a run, or of several, with a star for the seed in which they differ."""
+    """Returns the path of one or several runs, with a star in place of differing seeds."""
     paths = [os.path.relpath(run.folder, root) for run in group]
     starred = {re.sub(r"seed\d+", "seed*", path) for path in paths}
     if len(paths) == 1 or len(starred) > 1:

@@ -1,15 +1,16 @@
-"""Which executor or context carries a method's rounds out.
+"""The runtimes: which executor or TFF context carries out a method's rounds.
 
-`per_client`: the engine in this process, client by client on a thread a core.
+`per_client`: the engine in this process, client by client, with one thread per core.
 `vectorized`: the engine in this process, on stacked clients.
 `tff`: the method's TFF computation in this process, by `simulation.tff.context`: TFF's compiler, an
-  interpreter of its federated intrinsics, and this process's TensorFlow. A check on the engine.
-`native`: the same computation in TFF's own C++ worker, a child process that uses the CPU only. The
-  independent check on all others; two to three times slower for small models.
+  interpreter of its federated intrinsics, and this process's TensorFlow. It serves as a check of
+  the engine.
+`native`: the same computation in TFF's own C++ worker, a child process that only uses the CPU. It
+  is an independent check of all others, and two to three times slower for small models.
 
 All take and return the same values. `installed` makes one of them the context of this thread's TFF
-computations. These run through TFF in every runtime; `bind` gives a method's process as the runtime
-runs it:
+computations. These go through TFF in every runtime. `bind` returns a method's process in the form
+in which the runtime executes it:
 
     with runtimes.installed('per_client'):
       bound = runtimes.bind(process)
@@ -29,18 +30,18 @@ from typing import Any
 from simulation.errors import RunError
 
 RUNTIMES = ("per_client", "vectorized", "tff", "native")
-# Those of the engine.
+# The engine's runtimes.
 ENGINE = ("per_client", "vectorized")
 CHOICES = ("auto", *RUNTIMES)
 
 # Processor time of a round relative to `per_client`, ten clients of 100 examples, batches of ten,
 # dense models: 0.4 with 25,000 parameters, 0.5 with 50,000, 0.8 with 100,000, 1.1 with 200,000;
 # softmax regression with 610, 100 clients: 0.06. Client by client the weights stay in a core's
-# cache; for a whole cohort they do not. The EMNIST CNN: 3.3, for want of a fast convolution with a
-# filter for each client.
+# cache; for a whole cohort they do not. The EMNIST CNN: 3.3, since convolutions with a different
+# filter for each client are slow.
 MAX_VECTORIZED_PARAMETERS = 100_000
 
-# In glibc's malloc.h.
+# From glibc's malloc.h.
 _M_ARENA_MAX = -8
 
 
@@ -50,15 +51,15 @@ def installed(name: str, num_threads: int | None = None) -> Iterator[Any]:
 
     Args:
       name: One of `RUNTIMES`.
-      num_threads: How many clients run at once; by default one a core (`tff`), or as TFF's worker
-        decides (`native`). The result of a computation does not depend on it.
+      num_threads: Number of clients at a time; by default one per core (`tff`), or as TFF's worker
+        decides (`native`). Results do not depend on it.
 
     Yields:
       The TFF context.
 
     Raises:
-      ValueError: If there is no runtime `name`, or `num_threads` is not positive.
-      RuntimeError: If TFF's worker can not be started (`native`).
+      ValueError: If `name` is not a runtime, or `num_threads` is not positive.
+      RuntimeError: If TFF's worker cannot be started (`native`).
     """
     if name not in RUNTIMES:
         raise ValueError(f'There is no runtime "{name}"; there are: {", ".join(RUNTIMES)}.')
@@ -92,7 +93,7 @@ def _context(name: str, num_threads: int | None):
 
 
 class Bound:
-    """A process as a runtime runs it, on cohorts whose clients' data the caller has."""
+    """A process as a runtime executes it, with clients' data passed by the caller."""
 
     def __init__(self, process: Any):
         """Initialises from a `simulation.protocol.Process`."""
@@ -105,26 +106,26 @@ class Bound:
 
         Args:
           state: The server's state before it.
-          clients: The data of each client, as the process itself takes them.
-          client_states: `ClientState` of each client, if the method's clients keep anything.
+          clients: The data of each client, in the form that the process takes.
+          client_states: `ClientState` of each client, if the method's clients keep states.
 
         Returns:
           A `simulation.protocol.RoundOutput`.
         """
         from simulation.protocol import Cohort
 
-        # No two rounds share what is held of a chunk, whatever the state they begin with.
+        # A new round index in each call: rounds must not share data held for their chunks.
         cohort = Cohort(next(self._rounds), (), len(clients), work=clients)
         output = self._process.next(state, cohort, client_states)
         return output._replace(client_states=list(output.client_states))
 
 
 def bind(process: Any, clients_per_chunk: int | None = None) -> Bound:
-    """Returns a process as the runtime that this thread has installed runs it.
+    """Returns a process in the form in which this thread's installed runtime executes it.
 
     Args:
       process: A process of `tff_algos.build`; through TFF, also one with the same functions.
-      clients_per_chunk: Clients of a chunk, in the engine; by default the whole cohort.
+      clients_per_chunk: Clients per chunk, in the engine; by default the whole cohort.
 
     Raises:
       NotVectorizable: If it is not a process of `tff_algos.build` and the engine is installed.
@@ -146,25 +147,26 @@ def bind(process: Any, clients_per_chunk: int | None = None) -> Bound:
 
 
 def in_engine(settings: Mapping[str, Any]) -> bool:
-    """Returns whether the engine carries a run's rounds out, by its settings.
+    """Returns whether the engine carries out a run's rounds, according to its settings.
 
-    Chunks are the engine's: with `clients_per_chunk`, `tff` stands for `per_client`.
+    Only the engine has chunks: with `clients_per_chunk`, `tff` means `per_client`.
     """
     return settings["runtime"] in ENGINE or settings["clients_per_chunk"] is not None
 
 
 def choose(process: Any, first_clients: Callable[[], Any] | None = None) -> tuple[str, str]:
-    """Returns the runtime that `auto` stands for, and why.
+    """Returns the runtime that `auto` chooses, and the reason.
 
-    The rule, from the measurements of `benchmarks/auto.py`: `vectorized` if every operation of the
-    method's round has a form over stacked clients and, on a CPU, the model has no convolution and
-    at most `MAX_VECTORIZED_PARAMETERS` parameters; else `per_client`. A method in stages runs in
-    `per_client`, and one whose aggregator has no form over stacked clients in `tff`.
+    The rule is based on measurements by `benchmarks/auto.py`. It chooses `vectorized` if every
+    operation of the method's round can be vectorised over clients. On a CPU the model must also
+    have no convolution and at most `MAX_VECTORIZED_PARAMETERS` parameters. Otherwise it chooses
+    `per_client`. A method in stages runs in `per_client`, and a method whose aggregator cannot be
+    vectorised in `tff`.
 
     Args:
-      process: What `tff_algos.build` gives.
-      first_clients: Makes the data of the first round's clients, if they are known. What is traced
-        here is then the program that the first round runs.
+      process: From `tff_algos.build`.
+      first_clients: Makes the data of the first round's clients, if these are known. Then the
+        program traced here is the one that the first round runs.
     """
     import tensorflow as tf
 
@@ -195,12 +197,13 @@ def choose(process: Any, first_clients: Callable[[], Any] | None = None) -> tupl
 def configure_threads() -> None:
     """Gives each TensorFlow operation one thread on a CPU; call before TensorFlow does any work.
 
-    Clients run on a thread a core, so threads inside operations only compete with them (a round of
-    ten clients of a small CNN takes twice as long), and with one the result of an operation does
-    not depend on the number of cores. With a GPU, or once TensorFlow has started, that stays as it
-    is.
+    Clients run on one thread per core, so threads inside operations only compete with them: a round
+    of ten clients of a small CNN takes twice as long. With one thread, the result of an operation
+    also does not depend on the number of cores. With a GPU, or once TensorFlow has started, this
+    function changes nothing about threads.
 
-    Two threads share a heap: what a client has freed, the next one takes, on whatever thread.
+    It also limits malloc to one heap per two cores. So memory that a client has freed can be used
+    by the next one on another thread.
     """
     import tensorflow as tf
 
@@ -213,19 +216,18 @@ def configure_threads() -> None:
 
 
 def configure_gpus(memory_mb: int | None, deterministic: bool) -> None:
-    """Settles how this process uses its GPUs; call before TensorFlow does any work.
+    """Configures how this process uses its GPUs; call before TensorFlow does any work.
 
-    Where no limit is asked for, TensorFlow takes of a GPU's memory what it comes to need, in place
-    of nearly all of it at once; once it has started, that stays as it is.
+    Without a limit, TensorFlow takes GPU memory as needed, instead of nearly all of it at the
+    start. Once TensorFlow has started, this cannot be changed.
 
     Args:
-      memory_mb: Most MiB that TensorFlow may take of each GPU's memory; `None` for no limit.
-      deterministic: Whether operations are to give the same bits whenever they are run again, or
-        else to be refused. TensorFlow does so from then on in all of this process.
+      memory_mb: Most MiB of each GPU's memory for TensorFlow; `None` for no limit.
+      deterministic: Whether operations must give the same bits in every execution; operations that
+        cannot do so raise an error. This applies to the whole process from now on.
 
     Raises:
-      RunError: If something is asked for and there is no GPU, or if TensorFlow has started without
-        that limit.
+      RunError: If an argument is set without a GPU, or if TensorFlow has started without the limit.
     """
     import tensorflow as tf
 
@@ -236,7 +238,7 @@ def configure_gpus(memory_mb: int | None, deterministic: bool) -> None:
             raise RunError(f"--{flag} is for a GPU, and TensorFlow finds none here.")
     for gpu in gpus:
         if memory_mb is None:
-            # ValueError: in this process a limit was asked for before.
+            # ValueError: an earlier call in this process has set a limit.
             with contextlib.suppress(RuntimeError, ValueError):
                 tf.config.experimental.set_memory_growth(gpu, True)
         elif _memory_limits(gpu) != [memory_mb]:
@@ -259,7 +261,7 @@ def _memory_limits(gpu) -> list[float]:
 
 
 def device_description() -> str:
-    """Returns what TensorFlow computes on here, as 'CPU (2 cores)' or 'GPU: NVIDIA H200 x1'."""
+    """Returns TensorFlow's device here, e.g. 'CPU (2 cores)' or 'GPU: NVIDIA H200 x1'."""
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")

@@ -1,13 +1,13 @@
-"""What a process started ends with it, however it ends.
+"""Ensures that child processes end with their parent, even if the parent is killed.
 
-A process that is killed can't end what it started. So this file, run as a script, stands by: it
-holds the read end of a pipe whose only write end is in its parent, and acts when the pipe closes,
-which the kernel ensures.
+A process that is killed cannot end its children. So this file runs as a script beside it, the
+supervisor. It holds the read end of a pipe whose only write end belongs to its parent. When the
+parent ends, the kernel closes the pipe, and the supervisor acts.
 
-`worker`: runs TFF's worker, in a network namespace of its own where the kernel allows it, and
-  relays between it and a socket that only this user can talk through; then kills it. The kernel
-  also kills the worker should the supervisor die.
-`sweep`: kills every process whose environment holds a mark, and removes a folder.
+`worker`: runs TFF's worker, in a private network namespace if the kernel allows it. It relays
+  between the worker and a socket that only this user can use, and kills the worker at the end. If
+  the supervisor dies, the kernel kills the worker.
+`sweep`: kills every process whose environment contains a mark, and removes a folder.
 
 It must start quickly and without this project on its path, so it imports only the standard library.
 """
@@ -32,7 +32,7 @@ _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
-# Of a pipe that nobody needs a privilege for.
+# Size of a pipe that does not require privileges.
 _RELAYED_BYTES = 1 << 20
 _SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_GO = 30.0
@@ -42,14 +42,14 @@ def start(arguments: list[str], **options: Any) -> subprocess.Popen:
     """Starts a supervisor; it acts when its standard input closes or this process ends.
 
     Args:
-      arguments: What it does: `worker LISTENER BINARY ARGUMENTS...`, where `LISTENER` is the number
-        of an inherited socket, or `sweep MARK FOLDER`.
-      **options: Of `subprocess.Popen`.
+      arguments: `worker LISTENER BINARY ARGUMENTS...`, where `LISTENER` is the number of an
+        inherited socket, or `sweep MARK FOLDER`.
+      **options: Options of `subprocess.Popen`.
     """
     return subprocess.Popen(
         [sys.executable, "-I", "-S", os.path.abspath(__file__), *arguments],
         stdin=subprocess.PIPE,
-        # Ctrl-C, and the end of a terminal, are for the parent, which then ends the supervisor.
+        # Ctrl-C and hang-ups only go to the parent, which then ends the supervisor.
         start_new_session=True,
         **options,
     )
@@ -63,15 +63,15 @@ def stop(supervisor: subprocess.Popen) -> None:
 
 
 def has_own_network(supervisor: subprocess.Popen) -> bool:
-    """Returns whether a supervisor is in another network namespace than this process."""
+    """Returns whether a supervisor has a network namespace different from this process's."""
     theirs, ours = (os.stat(f"/proc/{pid}/ns/net") for pid in (supervisor.pid, "self"))
     return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
 
 
 def die_with_parent() -> Callable[[], None]:
-    """Returns what a child that this thread starts does first, to be killed when the thread ends.
+    """Returns a `preexec_fn` for `subprocess` that has the child killed when this thread ends.
 
-    For `preexec_fn` of `subprocess`; what the child starts itself is not killed.
+    Processes that the child starts are not killed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
@@ -85,9 +85,9 @@ def die_with_parent() -> Callable[[], None]:
 
 
 def _parent_is_there(parent: int) -> bool:
-    """Waits a little; returns whether the pipe is open still and the parent alive."""
-    # A child forked by the parent, if it outlives the parent, keeps the pipe open; so watch the
-    # parent as well.
+    """Waits briefly; returns whether the pipe is still open and the parent alive."""
+    # Another child of the parent may outlive it and keep the pipe open, so watch the parent as
+    # well.
     closed = select.select([sys.stdin], [], [], _SECONDS_BETWEEN_LOOKS)[0]
     return not closed and os.getppid() == parent
 
@@ -96,8 +96,8 @@ def _worker(parent: int, listener: str, binary: str, *arguments: str) -> None:
     """Runs TFF's worker until it ends or the parent does."""
     if _can_be_isolated():
         _isolate()
-    # Bound but never listening, this keeps the port from everybody but the worker, which shares it
-    # by `SO_REUSEPORT`, as every gRPC server does.
+    # Bound but never listening, this reserves the port for the worker, which shares it by
+    # `SO_REUSEPORT`, as every gRPC server does.
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reservation.bind(("", 0))
@@ -118,7 +118,7 @@ def _worker(parent: int, listener: str, binary: str, *arguments: str) -> None:
 
 
 def _can_be_isolated() -> bool:
-    """Tries in a child, for what succeeds half-way can't be undone."""
+    """Tries in a child process, since a partial success cannot be undone."""
     child = os.fork()
     if not child:
         try:
@@ -131,7 +131,7 @@ def _can_be_isolated() -> bool:
 
 
 def _isolate() -> None:
-    """Moves this process into a network namespace that holds a loopback and nothing else.
+    """Moves this process into a network namespace that only has a loopback device.
 
     Raises:
       OSError: If the kernel does not allow it.
@@ -175,7 +175,7 @@ def _relay(listener, port):
 
 
 def _pump(source, sink):
-    """Moves what comes from one socket to another, through a pipe and so without a copy."""
+    """Forwards data from one socket to another through a pipe, and so without a copy."""
     read, write = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _RELAYED_BYTES)
@@ -194,13 +194,13 @@ def _pump(source, sink):
 
 
 def _sweep(parent: int, mark: str, folder: str) -> None:
-    """Waits for the end of the parent; then no process with `mark` is left, nor the folder."""
+    """Waits for the end of the parent; then kills all processes with `mark`, removes the folder."""
     import shutil
 
     while _parent_is_there(parent):
         pass
-    # One that is killed may have started another in between, and may take a while to go; one that
-    # waits for a dead disk never goes.
+    # A killed process may have started another one meanwhile and may take a while to end. One that
+    # waits for a dead disk never ends, hence the limit.
     until = time.monotonic() + _SECONDS_TO_GO
     while (marked := _marked(mark.encode())) and time.monotonic() < until:
         for process in marked:

@@ -1,4 +1,4 @@
-"""The model of a task in the form that methods take."""
+"""A task's model in the form that methods need."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -16,8 +16,8 @@ class TaskModel(NamedTuple):
 
     Attributes:
       model: The model, a `tff_algos.model.Model`.
-      num_outputs: Numbers that it gives for one example.
-      keras_model: Keras's model that it is made of, in the run's precision.
+      num_outputs: Number of outputs for one example.
+      keras_model: The Keras model behind it, in the run's precision.
     """
 
     model: "tff_algos.Model"
@@ -34,11 +34,11 @@ def build(
 
     Args:
       task: The task.
-      settings: The run's; of these, the seed of the initial weights, `precision` and `loss_scale`.
-      further_metrics: Metrics by name, beside the task's own.
+      settings: The run's settings; uses `seed` (for initial weights), `precision` and `loss_scale`.
+      further_metrics: Metrics by name, in addition to the task's.
 
     Raises:
-      RunError: If methods cannot take the model.
+      RunError: If methods do not support the model.
     """
     import tensorflow as tf
 
@@ -48,11 +48,11 @@ def build(
             if not isinstance(values, np.ndarray):
                 kind = type(values).__name__
                 raise tff_algos.ModelError(
-                    f"{name} are a {kind}, and must be one array: join several in one, and split "
-                    "it inside the model."
+                    f"{name} must be one array, not a {kind}: join several arrays into one, and "
+                    "split it inside the model."
                 )
             if values.dtype.kind not in "biuf":
-                raise tff_algos.ModelError(f"{name} are {values.dtype}, and must be numbers.")
+                raise tff_algos.ModelError(f"{name} must be numbers, not {values.dtype}.")
         made = keras_model(task, settings)
         _require_precision(made, settings["precision"])
         model = tff_algos.from_keras(
@@ -67,7 +67,7 @@ def build(
         )
         if not model.x_spec.shape[1:].is_compatible_with(x.shape[1:]):
             wanted, found = model.x_spec.shape[1:].as_list(), list(x.shape[1:])
-            raise tff_algos.ModelError(f"it takes inputs {wanted}, and examples have {found}.")
+            raise tff_algos.ModelError(f"it takes inputs {wanted}, but examples have {found}.")
     except tff_algos.ModelError as e:
         raise RunError(f"The model of task {task.name} cannot be used: {e}") from e
     shape = getattr(made, "output_shape", None)
@@ -81,25 +81,25 @@ def keras_model(task: Task, settings: Mapping[str, Any]) -> Any:
 
     Args:
       task: The task.
-      settings: The run's; of these, `seed` and `precision`.
+      settings: The run's settings; uses `seed` and `precision`.
     """
     with _policy(settings["precision"]):
         return task.keras_model(settings["seed"])
 
 
 def _varied_examples(train: FederatedData, most: int = 32, clients: int = 4):
-    """Returns some inputs and targets `[n, ...]`, of clients until one brings no new target.
+    """Returns some inputs and targets `[n, ...]`, of clients until one has no new target.
 
     Args:
       train: Clients' examples.
-      most: Examples to take of a client.
-      clients: Clients to look at.
+      most: Most examples per client.
+      clients: Most clients.
     """
     xs, ys, known = [], [], set()
     for client in np.flatnonzero(train.sizes)[:clients]:
         x, y = train.examples(int(client))[:2]
         if xs and (x.shape[1:], y.shape[1:]) != (xs[0].shape[1:], ys[0].shape[1:]):
-            break  # Which is refused where the client is read for a round.
+            break  # Unequal shapes are refused when the client is read for a round.
         rows = np.unique(np.linspace(0, len(y) - 1, most).astype(int))
         xs.append(x[rows])
         ys.append(y[rows])
@@ -111,15 +111,16 @@ def _varied_examples(train: FederatedData, most: int = 32, clients: int = 4):
 
 
 def _input_spec(keras_model: Any, x: np.ndarray) -> Any:
-    """Returns the spec of a batch of inputs; what a model leaves open is as the examples have it.
+    """Returns the spec of a batch of inputs; unknown dimensions are taken from the examples.
 
-    So it is with sequences of any length, and with a subclassed model, which knows no shape.
+    Dimensions are unknown for sequences of any length, and for subclassed models, which do not know
+    their input's shape.
     """
     import tensorflow as tf
 
     inputs = getattr(keras_model, "inputs", None)
     if not keras_model.built or (inputs and len(inputs) != 1):
-        return None  # Refused, with what to do.
+        return None  # `tff_algos.from_keras` refuses it, and says what to do.
     if not inputs:
         return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
     shape = inputs[0].shape
@@ -132,7 +133,7 @@ def _input_spec(keras_model: Any, x: np.ndarray) -> Any:
 
 
 def _require_precision(keras_model: Any, name: str) -> None:
-    """Refuses a model that was made beforehand, and computes otherwise."""
+    """Refuses a model that was made beforehand with another precision."""
     from tensorflow.keras import mixed_precision
 
     if name == "float32":
@@ -140,14 +141,14 @@ def _require_precision(keras_model: Any, name: str) -> None:
     found = {layer.compute_dtype for layer in keras_model.layers}
     if mixed_precision.Policy(name).compute_dtype not in found:
         raise tff_algos.ModelError(
-            f"its layers compute in {', '.join(sorted(found))}, whatever --precision={name} says; "
-            f"make it with tf.keras.mixed_precision's policy {name!r} set."
+            f"its layers compute in {', '.join(sorted(found))}, so --precision={name} has no "
+            f"effect; make it with tf.keras.mixed_precision's policy {name!r} set."
         )
 
 
 @contextlib.contextmanager
 def _policy(name: str) -> Iterator[None]:
-    """Layers that are made inside compute by the policy of Keras's of that name."""
+    """Within this context, new layers get the Keras precision policy of that name."""
     from tensorflow.keras import mixed_precision
 
     before = mixed_precision.global_policy()

@@ -1,1 +1,1 @@
-"""How this process calls TensorFlow: graphs from many threads, tensors without copies."""
+"""Calls to TensorFlow from this process: graphs from many threads, tensors without copies."""

@@ -1,7 +1,7 @@
-"""Eager tensors that cost no more than they hold.
+"""Eager tensors without unnecessary memory.
 
-`tf.constant` copies an array twice where once would do. TensorFlow 2.14, of the published stack,
-loses a little of every eager tensor that it makes; 2.21 does not.
+`tf.constant` copies an array twice, where one copy suffices. TensorFlow 2.14, of the published
+stack, leaks a few bytes with every eager tensor; 2.21 does not.
 """
 
 from collections.abc import Sequence
@@ -13,27 +13,26 @@ from tff_algos.client_data import Gathered
 from tff_suite import memory
 from tff_suite.compat import ops
 
-# TensorFlow takes over an array's memory if it starts at a multiple of this, and else copies it.
+# TensorFlow adopts an array's memory if it starts at a multiple of this; otherwise it copies it.
 _ALIGNMENT = 64
-# Below, two copies are cheaper than the arithmetic that saves one.
+# For smaller arrays, a second copy is cheaper than the computation that avoids it.
 _SMALL_BYTES = 4096
 _NUMBERS = "biufc"
 
 
 def lean(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns an eager tensor that was just made, after giving back its room for attributes.
+    """Returns a new eager tensor after freeing the memory for its attributes.
 
-    CPython 3.11 allocates that room with every instance of a class whose instances may have
-    attributes, and the destructor of TensorFlow 2.14's `EagerTensor` does not know of it: every
-    eager tensor ever made would cost 16 bytes permanently, some 0.13 MB a round of 100 clients.
-    TensorFlow 2.21 loses nothing.
+    CPython 3.11 allocates this memory with every instance of a class that allows attributes. The
+    destructor of TensorFlow 2.14's `EagerTensor` does not free it. So every eager tensor would leak
+    16 bytes, some 0.13 MB per round of 100 clients. TensorFlow 2.21 does not leak.
     """
     del tensor.__dict__
     return tensor
 
 
 def empty(shape: Sequence[int] | tf.Tensor, dtype: np.dtype) -> np.ndarray:
-    """Returns an uninitialised array whose memory TensorFlow can take over, see `adopt`."""
+    """Returns an uninitialised array whose memory TensorFlow can adopt, see `adopt`."""
     dtype = np.dtype(dtype)
     size = memory.size_of(shape, dtype)
     buffer = np.empty(size + _ALIGNMENT, np.uint8)
@@ -50,7 +49,7 @@ def adopt(array: np.ndarray) -> tf.Tensor:
 
 
 def as_tensor(value: tf.Tensor | np.ndarray) -> tf.Tensor:
-    """Returns a tensor as it is, and an array of numbers as one that may share its memory.
+    """Returns a tensor unchanged, and an array of numbers as a tensor that may share its memory.
 
     The array must not be changed afterwards.
     """

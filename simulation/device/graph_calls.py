@@ -1,4 +1,4 @@
-"""How this process calls TensorFlow's graphs, several of them at once."""
+"""Calls of TensorFlow graphs from several threads at once."""
 
 import contextlib
 import copy
@@ -12,20 +12,20 @@ from tensorflow.core.protobuf import config_pb2
 
 from tff_suite import compat
 
-# What `tf.function` itself calls graphs with.
+# The internals by which `tf.function` calls graphs.
 from tff_suite.compat import atomic_function, cancellation, context, execute
 
 
 @contextlib.contextmanager
 def calling(executor: str = "") -> Iterator[None]:
-    """Within it this thread calls graphs so that other threads may call the same ones meanwhile.
+    """Within this context, several threads may call the same graphs at the same time.
 
-    TensorFlow's memory optimizer has the sum of many tensors accumulate in a temporary variable,
-    for which calls of one graph at the same time take the same name: they would end with an
-    `AlreadyExistsError`. Without it that sum takes memory for all its terms.
+    It disables TensorFlow's memory optimizer. That optimizer accumulates sums of many tensors in a
+    temporary variable. Concurrent calls of one graph would use the same name for it and fail with
+    an `AlreadyExistsError`. Without the optimizer, such a sum needs memory for all its terms.
 
     Args:
-      executor: TensorFlow's name of what runs the graphs; by default its own choice.
+      executor: TensorFlow's name of the executor of graphs; by default TensorFlow chooses.
     """
     ctx = context.context()
     before = ctx.function_call_options
@@ -37,10 +37,10 @@ def calling(executor: str = "") -> Iterator[None]:
 
 
 class Shared:
-    """A function that several threads may call at once, of which the first one has it optimised.
+    """A function that several threads may call at once; only one of them optimises it.
 
-    TensorFlow optimises a function when it is called for the first time, and threads that meet it
-    at once would each do so for themselves. What was optimised once all threads find.
+    TensorFlow optimises a function at its first call. Threads that call it first at the same time
+    would each optimise it. Here the others wait for the first one.
     """
 
     def __init__(self, function: atomic_function.AtomicFunction, executor: str = ""):
@@ -57,11 +57,11 @@ class Shared:
                     if not self._ready:
                         self.make_ready(*arguments)
                         self._ready = True
-            # TensorFlow gives nothing in place of an empty list.
+            # TensorFlow returns `None` instead of an empty list.
             return self._flat(*arguments) or []
 
     def make_ready(self, *arguments: tf.Tensor) -> None:
-        """Has TensorFlow optimise the function, without running it.
+        """Optimises the function without running it.
 
         Args:
           *arguments: Its arguments; only their dtypes and devices matter.
@@ -69,18 +69,18 @@ class Shared:
         ctx = context.context()
         options = itertools.chain(*ctx.function_call_options.as_attrs().items())
         number = len(self._function.function_type.flat_outputs)
-        # A call that ends before it begins.
+        # A call that is cancelled before it begins.
         cancelled = cancellation.CancellationManager()
         cancelled.start_cancel()
-        # What cannot be optimised fails again where it is called, with the names of operations.
+        # If optimisation fails, the actual call fails as well, with the names of operations.
         with contextlib.suppress(tf.errors.OpError):
             execute.execute_with_cancellation(
                 self._function.name.decode(), number, [*arguments], (*options,), ctx, cancelled
             )
 
 
-# As operations of their own they wait for a thread of a pool that is as large as the machine has
-# cores, and may wait for each other there for ever.
+# Executed as single operations, they wait for a thread of a pool with one thread per core. There
+# they may wait for each other forever.
 _BRANCHES = frozenset(["Case", "If", "StatelessCase", "StatelessIf"])
 
 
@@ -121,6 +121,6 @@ def _options(executor: str, config: bytes):
     rewriting = proto.graph_options.rewrite_options
     rewriting.memory_optimization = rewriting.NO_MEM_OPT
     if not tf.config.list_physical_devices("GPU"):
-        # It would infer all shapes and then change nothing: only on a GPU it has a choice.
+        # It only has an effect on a GPU; elsewhere it would infer all shapes for nothing.
         rewriting.layout_optimizer = rewriting.OFF
     return context.FunctionCallOptions(executor, proto)

@@ -1,4 +1,4 @@
-"""Lets go of the graphs of runs that are over."""
+"""Frees the graphs of runs that have ended."""
 
 import contextlib
 import inspect
@@ -15,12 +15,12 @@ _known: frozenset[str] = frozenset()
 
 @contextlib.contextmanager
 def forgotten() -> Iterator[None]:
-    """Forgets after a run, within a `with` statement, the gradients that our layers registered.
+    """On exit from this context, unregisters the gradients that our layers have registered.
 
-    TensorFlow keeps each `tf.custom_gradient` that is called in a graph for good, and with it the
-    graph: a process that does run after run would grow with each, and its garbage collector become
-    slower. They are looked up only while a graph is made, in which our runs take gradients. Where
-    runs go on in other threads, the last to end forgets those of all.
+    TensorFlow keeps each `tf.custom_gradient` that is called in a graph forever, and with it the
+    graph. So a process that does many runs would grow, and its garbage collector would slow down.
+    These gradients are only looked up while a graph is being built. If other threads have runs in
+    progress, the last run to end unregisters the gradients of all.
     """
     global _runs, _known
     from tff_suite.compat import ops

@@ -1,4 +1,4 @@
-"""A method's state without graphs."""
+"""A method's initial state, computed without graphs."""
 
 import contextlib
 import ctypes
@@ -11,13 +11,13 @@ from tff_algos.method import Method
 
 
 def initial(method: Method) -> Any:
-    """Returns a method's first state, and to the system the memory that building it has freed.
+    """Returns a method's initial state, and gives the memory freed meanwhile back to the system.
 
-    Without a graph, which would hold the model's weights as constants, in several copies.
+    This avoids a graph, which would hold several copies of the model's weights as constants.
     """
     state = tf.nest.map_structure(lambda t: tf.convert_to_tensor(t).numpy(), method.initialize())
     gc.collect()
-    # What is free, glibc keeps, until it is asked for it.
+    # glibc keeps freed memory unless it is told to release it.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     return state

@@ -1,1 +1,1 @@
-"""One engine: a round as a program, carried out client by client or on stacked clients."""
+"""The engine: executes a round as a program, client by client or on stacked clients."""

@@ -1,9 +1,9 @@
-"""TFF's aggregation factories carried out on stacked clients, as part of a graph.
+"""Executes TFF's aggregation factories on stacked clients, as part of a graph.
 
-The values are those of `simulation.tff.interpreter`, but a value at clients is a `Clients`: tensors
-with a first dimension for them. A map over clients is rewritten to take all of them at once, as a
-method's own functions are. A part without such a form is refused. Only TFF's aggregate, by which
-the server folds what clients send, goes through them one after the other, as it is defined.
+Values have the form of `simulation.tff.interpreter`, except that a value at clients is a `Clients`:
+tensors with a first dimension for the clients. A map over clients is vectorised over all clients,
+like a method's own functions. A part that cannot be vectorised raises an error. Only TFF's
+aggregate, a fold over clients, processes them one after the other, as it is defined.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tff_algos import aggregation
 
 
 class Clients:
-    """A value at clients: nested tuples of tensors, and for each whether it has a row a client."""
+    """A value at clients: nested tuples of tensors; `stacked` marks those with a row per client."""
 
     __slots__ = ("stacked", "value")
 
@@ -35,12 +35,12 @@ def same(value: Any) -> Clients:
 
 
 def of_each(value: Any) -> Clients:
-    """Returns the value of tensors `[K, ...]`."""
+    """Returns the value at clients for tensors `[K, ...]`."""
     return Clients(value, tf.nest.map_structure(lambda _: True, value))
 
 
 class Aggregate(NamedTuple):
-    """What an aggregator gives, as `tff.templates.MeasuredProcessOutput`."""
+    """The result of an aggregator, as `tff.templates.MeasuredProcessOutput`."""
 
     state: Any
     result: Any
@@ -51,7 +51,7 @@ def on_rows(process: aggregation.Aggregator) -> Callable[[Any, Any], Aggregate]:
     """Returns an aggregator as a function of its state and the rows of all clients.
 
     The function takes tensors `[K, ...]`, for use while a graph is built. It raises a
-    `NotVectorizable` if a part of the aggregator has no form over several clients.
+    `NotVectorizable` if a part of the aggregator cannot be vectorised over clients.
 
     Args:
       process: The aggregator.
@@ -81,18 +81,18 @@ class StackedInterpreter(tff_interpreter.Interpreter):
         super().__init__(None, 1)
 
     def run(self, computation: tff.Computation, argument: Any, num_clients: tf.Tensor) -> Any:
-        """Carries out a computation.
+        """Executes a computation.
 
         Args:
           computation: The computation.
-          argument: Its argument, in this interpreter's values.
+          argument: Its argument, as a value of this interpreter.
           num_clients: K, int32 scalar.
 
         Returns:
-          Its result, likewise.
+          Its result, as a value of this interpreter.
 
         Raises:
-          NotVectorizable: If a part of it has no form over several clients.
+          NotVectorizable: If a part of it cannot be vectorised over clients.
         """
         block = tff_context._to_native_form(computation)
         try:
@@ -156,7 +156,7 @@ class StackedInterpreter(tff_interpreter.Interpreter):
         return report(total)
 
     def _select(self, result_type, num_clients, argument):
-        raise NotImplementedError("A federated_select has no form over several clients.")
+        raise NotImplementedError("A federated_select cannot be vectorised over clients.")
 
 
 class _Graph:

@@ -1,23 +1,23 @@
-"""TensorFlow operations over a whole cohort at once, where TensorFlow itself has no such form.
+"""Vectorises TensorFlow operations over a cohort where TensorFlow's own converters do not suffice.
 
-`tf.vectorized_map` rewrites a graph operation by operation, each by a converter. For some that
-training needs there is none (`OnesLike`), or one that loops over clients without saying so (draws
-of random numbers, the gradient of a convolution's filter), or one that cannot take a filter for
-each client. `installed` puts the converters of this module in their place:
+`tf.vectorized_map` rewrites a graph operation by operation, each with a converter. Some operations
+that training needs lack a converter (`OnesLike`). Some converters silently loop over clients
+(random numbers, the gradient of a convolution's filter), and some do not support a different filter
+for each client. `installed` replaces these by the converters of this module:
 
-  * convolutions as a product of matrices, one for each client, of patches and filter;
-  * `StatelessRandomUniform` and `StatelessRandomUniformFullInt` written out over all clients, the
-    same bits as TensorFlow draws;
+  * convolutions as matrix products of patches and filter, one for each client;
+  * `StatelessRandomUniform` and `StatelessRandomUniformFullInt` computed for all clients at once,
+    with the same bits as TensorFlow's;
   * loops whose condition is the same for all clients as one loop over stacked values;
   * elementwise operations without computing shapes at run time;
-  * operations whose converters in TensorFlow compute something else: axes that are counted from
-    the end (`Roll`), a padding that is not 0 (`PadV2`), ids of no segment, items that are read
-    from a list together, products of transposed complex matrices.
+  * operations whose converters in TensorFlow give wrong results: axes counted from the end
+    (`Roll`), padding other than 0 (`PadV2`), ids outside all segments, items gathered from a list,
+    products of transposed complex matrices.
 
-In all of them the clients are the first dimension. A client's values are those of the operation
-itself up to the order of float32 sums, and do not depend on the other clients'.
+The clients are always the first dimension. A client's values equal those of the original operation
+up to the order of float32 sums, and do not depend on other clients.
 
-Everything here rests on TensorFlow's `parallel_for.pfor`, which is not a public interface; it is
+This module relies on TensorFlow's `parallel_for.pfor`, which is not a public interface. It is
 tested with TensorFlow 2.14 and 2.21.
 """
 
@@ -46,7 +46,7 @@ def _size(x: tf.Tensor, axis: int):
 
 
 def _patches(x: tf.Tensor, height: int, width: int, strides, padding: str) -> tf.Tensor:
-    """Returns what each output position sees, `[K, N, H', W', h * w * C]`."""
+    """Returns the input patch of each output position, `[K, N, H', W', h * w * C]`."""
     if (height, width) == (1, 1):
         return x[:, :, :: strides[0], :: strides[1]]
     merged = tf.reshape(x, [-1, *[_size(x, axis) for axis in (2, 3, 4)]])
@@ -119,7 +119,7 @@ def conv2d_backprop_input(
         if stride > 1:
             dy = _dilate(dy, axis, stride)
         covered = (out - 1) * stride + 1
-        # SAME puts the odd row of padding last.
+        # With SAME, an odd row of padding comes last.
         before = tf.maximum(covered - 1 + window - size, 0) // 2 if padding == "SAME" else 0
         paddings.append([window - 1 - before, size + before - covered])
     dy = tf.pad(dy, [*paddings, [0, 0]])
@@ -138,7 +138,7 @@ def _dilate(x: tf.Tensor, axis: int, stride: int) -> tf.Tensor:
 
 
 # Random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-# 2011), in int64 for want of unsigned kernels on every device.
+# 2011), in int64, since not every device has kernels for unsigned integers.
 
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -155,7 +155,7 @@ def _philox(counter, key):
     for r in range(10):
         products = [_int64(m) * c for m, c in zip(_MULTIPLIERS, counter[::2], strict=True)]
         low = [tf.bitwise.bitwise_and(p, _int64(_LOW)) for p in products]
-        # The shift of a signed number repeats its sign, which the mask takes off.
+        # Shifting a signed number repeats its sign bit, which the mask removes.
         high = [
             tf.bitwise.bitwise_and(tf.bitwise.right_shift(p, _int64(32)), _int64(_LOW))
             for p in products
@@ -175,7 +175,7 @@ def _philox(counter, key):
 
 
 def stateless_words(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Draws for each client what `tf.raw_ops.StatelessRandomUniformFullInt` draws from its seed.
+    """As `tf.raw_ops.StatelessRandomUniformFullInt`, for the seeds of all clients.
 
     Args:
       shape: Shape of one client's numbers, int32 or int64 `[rank]`.
@@ -200,7 +200,7 @@ def stateless_words(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
 
 
 def stateless_uniform(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """Draws for each client what `tf.raw_ops.StatelessRandomUniform` draws from its seed.
+    """As `tf.raw_ops.StatelessRandomUniform`, for the seeds of all clients.
 
     Args:
       shape: Shape of one client's numbers, int32 or int64 `[rank]`.
@@ -210,7 +210,7 @@ def stateless_uniform(shape: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
       float32 `[K, *shape]` in [0, 1).
     """
     bits = stateless_words(shape, seeds)
-    # 23 random bits behind the exponent of 1 give a number in [1, 2).
+    # 23 random bits as the mantissa, with the exponent of 1, give a number in [1, 2).
     mantissa = tf.bitwise.bitwise_or(
         tf.bitwise.bitwise_and(bits, _int64(0x7FFFFF)), _int64(0x3F800000)
     )
@@ -292,12 +292,12 @@ def _convert_stateless_full_int(op_input):
 
 def _convert_select(op_input):
     condition = op_input.input(0)
-    # Not one that is shared and chooses rows.
+    # Excludes a shared condition that selects rows.
     by_client = condition.t.shape.rank == int(condition.is_stacked)
     if not by_client or not _alike(*op_input.op.inputs[1:]):
         return _originals[op_input.op_type](op_input)
     op_input.stack_inputs([1, 2])
-    # Takes or leaves whole clients, several times faster than broadcasting the condition.
+    # Selects whole clients, several times faster than broadcasting the condition.
     return _wrap(
         tf.raw_ops.Select(
             condition=condition.t, x=op_input.stacked_input(1), y=op_input.stacked_input(2)
@@ -310,10 +310,10 @@ def _alike(x: tf.Tensor, y: tf.Tensor) -> bool:
 
 
 def _convert_pow(op_input):
-    """Squares as products: a power takes a hundred times as long.
+    """Computes squares as products, since a power takes a hundred times as long.
 
-    TensorFlow itself does so in graphs that it optimises, to which the bodies of loops that one
-    thread runs do not belong.
+    TensorFlow does the same in graphs that it optimises. Loop bodies that run in a single thread
+    are not optimised.
     """
     exponent = tf.get_static_value(op_input.op.inputs[1])
     if exponent is not None and np.ndim(exponent) == 0 and exponent == 2:
@@ -327,7 +327,7 @@ def _convert_l2_loss(op_input):
 
 
 def _convert_squeeze(op_input):
-    """As pfor, but where all dimensions of 1 go that of the clients stays, were there but one."""
+    """As pfor, but never squeezes the clients' dimension, even if there is only one client."""
     shape = op_input.op.inputs[0].shape
     if op_input.get_attr("squeeze_dims"):
         return _originals["Squeeze"](op_input)
@@ -358,7 +358,7 @@ def _convert_pad_v2(op_input):
 
 
 def _convert_roll(op_input):
-    """As pfor, which takes axes that are counted from the end for others."""
+    """As pfor, but correct for axes counted from the end."""
     axes = op_input.unstacked_input(2)
     rank = tf.rank(op_input.stacked_input(0)) - 1
     op_input.inputs[2] = _wrap(tf.math.floormod(axes, tf.cast(rank, axes.dtype)), False)
@@ -366,26 +366,26 @@ def _convert_roll(op_input):
 
 
 def _convert_unsorted_segment(op_input):
-    """As pfor, for which ids of no segment are those of other clients' segments."""
+    """As pfor, but ids outside all segments do not fall into other clients' segments."""
     op_input.stack_inputs([1])
     ids, number = op_input.stacked_input(1), op_input.unstacked_input(2)
     number = tf.cast(number, ids.dtype)
     end = number * tf.cast(op_input.pfor.loop_len_vector[0], ids.dtype)
-    # Negative ids are left out, others refused, also behind the ids of the clients before.
+    # Negative ids are dropped and too large ones raise an error, even after a client's offset.
     ids = tf.where(ids < 0, -end, tf.where(ids < number, ids, end))
     op_input.inputs[1] = _wrap(ids)
     return _originals[op_input.op_type](op_input)
 
 
 def _convert_sparse_segment_grad(op_input):
-    """As pfor, for which each client's gradient ends with the last segment that has a member."""
+    """As pfor, whose gradient for each client ends with the last segment that has a member."""
     number = tf.reduce_max(op_input.unstacked_input(2)) + 1
     op_input.inputs[0] = _wrap(op_input.stacked_input(0)[:, :number])
     return _originals[op_input.op_type](op_input)
 
 
 def _convert_list_gather(op_input):
-    """As pfor, but with the clients before the items."""
+    """As pfor, but with the clients' dimension before the items'."""
     items = _originals["TensorListGather"](op_input)
     if not op_input.input(0).is_stacked:
         return items
@@ -394,7 +394,7 @@ def _convert_list_gather(op_input):
 
 
 def _convert_list_element_shape(op_input):
-    """As pfor, which takes a shape that the list does not know, -1, for []."""
+    """As pfor, but correct if the list does not know its shape (-1), which pfor reads as []."""
     shape = tf.raw_ops.TensorListElementShape(
         input_handle=pfor_lib._untile_variant(op_input.stacked_input(0)),
         shape_type=op_input.get_attr("shape_type"),
@@ -404,7 +404,7 @@ def _convert_list_element_shape(op_input):
 
 
 def _convert_matmul(op_input):
-    """As pfor, which takes the conjugates of matrices that are to be transposed only."""
+    """As pfor, but does not also conjugate matrices that are only to be transposed."""
     a, b = op_input.input(0), op_input.input(1)
     if not (a.is_stacked and b.is_stacked):
         return _originals["MatMul"](op_input)
@@ -421,7 +421,7 @@ def _convert_ones_like(op_input):
 
 
 def _expand_dims_for_broadcast(op_input):
-    """Gives stacked inputs of lower rank ones behind the clients' dimension."""
+    """Inserts dimensions of 1 after the clients' dimension of stacked inputs of lower rank."""
     ranks = [x.t.shape.rank for x in op_input.inputs]
     if None in ranks:
         return _expand_dims_at_run_time(op_input)
@@ -450,9 +450,9 @@ _BRANCHES = ("If", "StatelessIf")
 
 
 def _convert_if(op_input):
-    """Both branches for all clients, where they came with a graph of TFF's.
+    """Computes both branches for all clients, if they belong to an imported graph of TFF.
 
-    Such functions are known by their definition only, and pfor's own form needs more.
+    Only the definition of such functions is known, which is not enough for pfor's own converter.
     """
     name = op_input.get_attr("then_branch").name
     if hasattr(op_input.op.graph._get_function(name.encode()), "graph"):
@@ -475,7 +475,7 @@ def _convert_if(op_input):
 
 
 def _inner(graph: func_graph.FuncGraph, inputs, pfor) -> list:
-    """Rewrites a graph in place of its call; inputs and results are pfor's wrapped tensors."""
+    """Vectorises a called graph inline; inputs and results are pfor's wrapped tensors."""
     converter = pfor_lib.PFor(
         loop_var=pfor.loop_var,
         loop_len=pfor.loop_len_vector[0],
@@ -503,7 +503,7 @@ def _stacked_as(tensors, stacked, pfor) -> list:
 
 
 def _shape_of_stacked_items(shape, num_clients):
-    """As pfor, which forgets the shape of a list's items where the graph knows it."""
+    """As pfor, but keeps the shape of a list's items if the graph knows it."""
     known = tf.get_static_value(shape)
     if known is None or -1 in np.atleast_1d(known):
         return _shape_at_run_time(shape, num_clients)
@@ -513,7 +513,7 @@ def _shape_of_stacked_items(shape, num_clients):
 _shape_at_run_time = pfor_lib._stack_tensor_list_shape
 
 
-# What they give is the same for all clients, even where what they take is not.
+# Operations whose outputs are the same for all clients even if their inputs are not.
 _OF_SHAPES = frozenset(["Rank", "Shape", "ShapeN", "Size"])
 
 
@@ -536,10 +536,10 @@ def _keeps_lists_lengths(body: func_graph.FuncGraph) -> bool:
 
 
 def _convert_while(op_input):
-    """A loop that all clients leave at once; pfor's own form serves those that they don't."""
+    """Converts loops that all clients leave at the same time; pfor's converter does the others."""
     pfor, inputs = op_input.pfor, op_input.inputs
     cond, body = _function(op_input, "cond"), _function(op_input, "body")
-    # What all clients share may differ between them after a step.
+    # Values that clients share before a step may differ between them afterwards.
     stacked, after = None, [x.is_stacked for x in inputs]
     while stacked != after:
         stacked = after
@@ -558,7 +558,7 @@ def _convert_while(op_input):
         return [x.t for x in _stacked_as(results, stacked, pfor)]
 
     shapes = [
-        # A stacked list is one of stacked tensors.
+        # A stacked list is a list of stacked tensors.
         tf.TensorShape([None]).concatenate(x.shape) if s and x.dtype != tf.variant else x.shape
         for x, s in zip(op_input.outputs, stacked, strict=True)
     ]
@@ -567,7 +567,7 @@ def _convert_while(op_input):
 
 
 _CONVERTERS: dict[str, Callable] = {
-    # The newer form's takes matrices without a dimension in front of them, too.
+    # The newer operation's converter also supports matrices without leading dimensions.
     "BatchMatMul": _originals["BatchMatMulV2"],
     "Bitcast": _convert_bitcast,
     "ClipByValue": _convert_clip,
@@ -604,11 +604,11 @@ _CONVERTERS: dict[str, Callable] = {
 }
 
 
-class NotVectorizable(RunError):  # noqa: N818  (RunError says that it is one)
-    """An operation that has no form over a whole cohort; the text names it and the remedy."""
+class NotVectorizable(RunError):  # noqa: N818  (RunError has the suffix)
+    """An operation cannot be vectorised over a cohort; the text names it and the remedy."""
 
 
-# May hold loops of their own, whose operations are looked at one by one.
+# These may contain loops, whose operations are checked one by one.
 _HOLD_FUNCTIONS = frozenset(
     ["Case", "If", "PartitionedCall", "StatefulPartitionedCall", "StatelessCase", "StatelessIf"]
     + ["StatelessWhile", "While"]
@@ -616,11 +616,11 @@ _HOLD_FUNCTIONS = frozenset(
 
 
 class _Strict(dict):
-    """A registry whose converters refuse by name what they would loop over clients for.
+    """A registry whose converters raise an error, naming the operation, instead of looping.
 
     Attributes:
-      refusal: The `NotVectorizable` that was raised first; what is raised through TensorFlow's
-        functions is a copy of it with other words around.
+      refusal: The `NotVectorizable` that was raised first. TensorFlow's functions only pass on a
+        copy with additional text.
     """
 
     def __init__(self, converters):
@@ -662,7 +662,7 @@ class _Strict(dict):
 
     def _refuse(self, op, reason):
         if self.refusal is None:
-            # The layer's name is in that of the operation or of the function's that holds it.
+            # The name of the operation, or of the function around it, contains the layer's name.
             path = "/".join([*self._calls, op.name])
             self.refusal = NotVectorizable(
                 f"Operation {op.type} ({path}) cannot be done for a whole cohort at once: "
@@ -677,7 +677,7 @@ _lock = threading.RLock()
 
 @contextlib.contextmanager
 def _installed() -> Iterator[_Strict]:
-    """Puts the converters of this module in the place of TensorFlow's, and yields them."""
+    """Replaces TensorFlow's converters by those of this module within this context."""
     logger = tf.get_logger()
     with _lock, contextlib.ExitStack() as stack:
 
@@ -689,7 +689,7 @@ def _installed() -> Iterator[_Strict]:
         replace(pfor_lib, "_pfor_converter_registry", converters)
         replace(pfor_lib, "_stack_tensor_list_shape", _shape_of_stacked_items)
         replace(pfor_lib._PforInput, "expanddim_inputs_for_broadcast", _expand_dims_for_broadcast)
-        # It would print the graph around an operation that is refused.
+        # The logger would print the graph around a refused operation.
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.CRITICAL)
         yield converters
@@ -701,10 +701,10 @@ def over_clients(
     stacked: Sequence[bool],
     num_clients: int | tf.Tensor,
 ) -> list[tf.Tensor]:
-    """Builds a graph's operations for all clients at once, into the graph that is being built.
+    """Adds a vectorised form of a graph over all clients to the graph that is being built.
 
     Args:
-      graph: One client's computation, with no random state and no variables.
+      graph: One client's computation, without random state and variables.
       inputs: A tensor for each of the graph's inputs.
       stacked: For each, whether it has a value for each client, `[K, ...]`, or one for all.
       num_clients: K, a number or int32 scalar.
@@ -713,7 +713,7 @@ def over_clients(
       The graph's outputs for each client, `[K, ...]`.
 
     Raises:
-      NotVectorizable: If an operation has no form over several clients.
+      NotVectorizable: If an operation cannot be vectorised over clients.
     """
     with _installed() as converters:
         converter = pfor_lib.PFor(

@@ -1,14 +1,13 @@
-"""Batching of a cohort: blocks of like clients, stacked, and their primitives over a whole block.
+"""Batching of a cohort: blocks of similar clients, stacked, and primitives over a whole block.
 
-`StackedFederation` runs a method's own client functions, rewritten to take all clients of a block
-as one tensor dimension.
+`StackedFederation` runs a method's own client functions, vectorised over all clients of a block.
 
-Clients of unlike length are put into blocks of like length. Within a block they are padded to the
-longest, with steps and examples that a mask takes out. Shapes of the data are unknown to a program.
-So one program for each number of blocks, at most `MAX_BLOCKS`, serves all rounds. Which clients
-share a block is a function of their sizes alone, so a resumed run is the same run.
+Clients are grouped into blocks of similar length. Within a block they are padded to the longest,
+with steps and examples that a mask excludes. Programs do not fix the shapes of data. So one program
+for each number of blocks, at most `MAX_BLOCKS`, serves all rounds. The blocks depend on the
+clients' sizes alone, so a resumed run gives the same results.
 
-Nothing falls back to a loop over clients: `NotVectorizable` names an operation that would need it.
+Nothing falls back to a loop over clients: `NotVectorizable` names an operation that would need one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,35 +28,36 @@ from tff_suite import memory
 
 MAX_BLOCKS = 8
 
-# A step of a block costs, besides its clients' work, about that of this number of further clients.
+# The overhead of a block's step equals the work of about this number of further clients.
 _STEP_OVERHEAD = 8.0
 
-# A step of fewer multiplications is over sooner than another thread is of use; measured with
-# softmax regression, where a second block costs half of what the first does.
+# For steps with fewer multiplications, another thread does not pay off; measured with softmax
+# regression, where a second block costs half as much as the first.
 _WORTH_A_THREAD = 1 << 22
 
 
 def blocks_of(
     steps: Sequence[int], batch_sizes: Sequence[int], at_least: int = 1
 ) -> list[list[int]]:
-    """Groups clients so that padding costs least.
+    """Groups clients into blocks such that padding costs least.
 
     Args:
       steps: Local steps of each client.
-      batch_sizes: Examples of a minibatch of each client, padding included.
-      at_least: Number of blocks wanted in any case, if there are as many clients, since blocks run
-        at the same time; at most `MAX_BLOCKS`.
+      batch_sizes: Minibatch size of each client, padding included.
+      at_least: Smallest number of blocks, if there are as many clients, since blocks run at the
+        same time; at most `MAX_BLOCKS`.
 
     Returns:
-      At most `MAX_BLOCKS` lists of places in the cohort, each ascending; together all of them.
+      At most `MAX_BLOCKS` lists of positions in the cohort, each ascending. Together they contain
+      all positions.
     """
     sizes = sorted(set(zip(steps, batch_sizes, strict=True)))
     members = {size: [] for size in sizes}
     for place, size in enumerate(zip(steps, batch_sizes, strict=True)):
         members[size].append(place)
     cost = _costs(np.array(sizes), np.array([len(members[size]) for size in sizes]))
-    # least[j]: cost of the first j sizes in as many blocks as there are rows of `starts`, which
-    # keeps where the last of these blocks starts.
+    # least[j]: cost of the first j sizes in as many blocks as `starts` has rows. `starts` holds the
+    # start of the last of these blocks.
     least = np.full(len(sizes) + 1, np.inf)
     least[0] = 0.0
     totals, starts = [], []
@@ -107,7 +107,7 @@ class Stack(NamedTuple):
 
 
 _MASK = tf.TensorSpec([None], tf.float32)
-# What a client has once, not for every step.
+# Fields that a client has once and not for every step.
 _ONCE = {
     "steps_per_epoch": np.int32,
     "num_examples": np.int32,
@@ -121,14 +121,14 @@ def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> S
     """Pads and stacks the data of a round's clients.
 
     Args:
-      clients: Data of each client, NumPy arrays (what can be converted to them will do), or as
-        `tff_algos.batch_cohort` gives it.
-      model: The model they are for.
-      at_least: Number of blocks wanted where there is work for them, see `blocks_of`.
+      clients: Data of each client: NumPy arrays or objects convertible to these, or the result of
+        `tff_algos.batch_cohort`.
+      model: The model.
+      at_least: Smallest number of blocks if there is enough work, see `blocks_of`.
 
     Raises:
-      ValueError: If there is no client.
-      TypeError: If a client's data has not the types and shapes of the model's.
+      ValueError: If `clients` is empty.
+      TypeError: If a client's data does not have the types and shapes of the model.
       HparamError: If the data would not fit into memory.
     """
     if not clients:
@@ -165,7 +165,7 @@ def _require_room(clients, blocks):
 
 
 def _as_arrays(data):
-    """Returns a client's data as arrays, save those that `_stack` has better put in their place."""
+    """Returns a client's data as arrays, except fields that `_stack` converts more efficiently."""
     if type(data.x) is type(data.y) is Gathered:
         return data
     return arrays(data)
@@ -200,8 +200,8 @@ def _stack(clients: list[ClientData]) -> ClientData:
                 values.into(place)
             else:
                 place[:] = values
-        # The mask leaves out all places beyond a client's own. But the model runs on them as well,
-        # so they hold examples that it takes: the client's, or those of another if it has none.
+        # The mask excludes padding, but the model runs on it as well. So padding consists of valid
+        # examples: the client's own, or another's if it has none.
         for k, values in enumerate(of_clients if filled else ()):
             steps, width = values.shape[:2]
             if name == "mask":
@@ -221,12 +221,13 @@ def stack_states(client_states: Sequence[Any], cohort: Stack) -> tuple:
     """Returns the states of the cohort's clients as structures of tensors, one for each block.
 
     Raises:
-      ValueError: If they are of another number of clients.
+      ValueError: If the number of states is not that of the clients.
     """
     if len(client_states) != len(cohort.places):
-        # One state for all would be taken for each client's.
+        # A single state would be broadcast to all clients.
         raise ValueError(
-            f"A cohort of {len(cohort.places)} clients with the states of {len(client_states)}."
+            f"A cohort of {len(cohort.places)} clients needs as many states, found "
+            f"{len(client_states)}."
         )
     if isinstance(client_states, process_lib.StackedStates):
         stacked = client_states.stacked
@@ -243,14 +244,14 @@ def stack_states(client_states: Sequence[Any], cohort: Stack) -> tuple:
 
 
 def field_of(value: Any, key: str | int) -> Any:
-    """Returns a part of a structure by name or place, as TFF's values allow."""
+    """Returns a part of a structure by name or position, as TFF's values allow."""
     if isinstance(value, Mapping):
         return value[key] if isinstance(key, str) else list(value.values())[key]
     return getattr(value, key) if isinstance(key, str) else value[key]
 
 
 class _Placed:
-    """What clients hold; fields are selected by name or place, as TFF's values allow."""
+    """A value at clients; fields are selected by name or position, as TFF's values allow."""
 
     def _select(self, key):
         raise NotImplementedError
@@ -285,12 +286,12 @@ class _Broadcast(_Placed):
 
 
 def at_clients(blocks: Sequence[Any]) -> _AtClients:
-    """Returns what clients hold, given as structures of tensors `[clients, ...]`, one a block."""
+    """Returns a value at clients from structures of tensors `[clients, ...]`, one per block."""
     return _AtClients(blocks)
 
 
 def blocks_at(value: Any) -> tuple:
-    """Returns the structures that a value at clients is, one for each block."""
+    """Returns the structures of a value at clients, one for each block."""
     return value._blocks
 
 
@@ -338,7 +339,7 @@ class StackedFederation:
         return _AtClients(over_block(n, of_block(b)) for b, n in enumerate(self._num_clients))
 
     def weighted_sum(self, value: Any, weight: Any) -> Any:
-        """Returns the sums that a mean is the quotient of: of weight times value, and of weight."""
+        """Returns numerator and denominator of a mean: sums of weight · value, and of weight."""
         weights = self._of_cohort(weight)
 
         def weighed(v):
@@ -388,12 +389,12 @@ def over_clients(
 
     Args:
       fn: The function.
-      arguments: Its arguments, structures of tensors; those of clients are `[K, ...]`.
-      stacked: For each tensor of the arguments, whether it is of clients.
+      arguments: Its arguments, structures of tensors; values of clients are `[K, ...]`.
+      stacked: For each tensor of the arguments, whether it is a value of clients.
       num_clients: K, int32 scalar.
 
     Raises:
-      NotVectorizable: If an operation of the function has no form over several clients.
+      NotVectorizable: If an operation of the function cannot be vectorised over clients.
     """
     flat = tf.nest.flatten(arguments)
     specs = [
@@ -417,16 +418,16 @@ def over_clients(
 
 
 def fresh(fn: Callable) -> Callable:
-    """Returns a method's function without the traces that others have left in its cache.
+    """Returns a method's function without the traces that other callers have cached.
 
-    They would be for one client, or for another of TensorFlow's executors.
+    These would be for a single client, or for another of TensorFlow's executors.
     """
     clone = getattr(fn, "_clone", None)
     return fn if clone is None else clone(None)
 
 
 def has_convolution(model: Model) -> bool:
-    """Returns whether a forward pass of a model convolves anything."""
+    """Returns whether a model's forward pass includes a convolution."""
     specs = [tf.TensorSpec([1, *s.shape[1:]], s.dtype) for s in (model.x_spec, model.y_spec)]
 
     def forward(x, y):

@@ -24,18 +24,18 @@ from tff_algos.client_data import ClientData, Gathered
 from tff_algos.method import least
 from tff_suite import compat
 
-# Number of an aggregate → its leaves, arrays or tensors. Of a mean the last one is the sum of
-# weights; of stacked rows each is a list of them, one after the other.
+# Number of an aggregate → its leaves, arrays or tensors. The last leaf of a mean is the sum of
+# weights. Each leaf of stacked rows is a list of rows.
 Partials = dict[int, list]
 
 
 class Part(NamedTuple):
-    """What a chunk of clients gives in a phase.
+    """The result of a phase for a chunk of clients.
 
     Attributes:
       partials: Its aggregates.
-      kept: What later phases need, for the same executor only.
-      states: What each of its clients keeps: leaves; `None` if the phase does not tell.
+      kept: Values that later phases need; only the same executor can use them.
+      states: The leaves of each client's new state; `None` if the phase does not compute it.
     """
 
     partials: Partials
@@ -44,16 +44,16 @@ class Part(NamedTuple):
 
 
 class Executor(Protocol):
-    """Does the clients' work of a phase, a chunk at a time.
+    """Executes the clients' work of a phase, one chunk at a time.
 
     Attributes:
-      reads_data: For each phase, whether it takes a chunk's data.
+      reads_data: For each phase, whether it reads a chunk's data.
     """
 
     reads_data: Sequence[bool]
 
     def prepare(self, clients: Sequence[ClientData]) -> Any:
-        """Returns a chunk's data as `work` takes it; another thread may call it ahead."""
+        """Returns a chunk's data in the form for `work`; another thread may call it in advance."""
 
     def work(
         self,
@@ -63,22 +63,22 @@ class Executor(Protocol):
         states: Sequence[list[np.ndarray]] | None,
         kept: Any,
     ) -> Part:
-        """Does a phase for a chunk.
+        """Executes a phase for a chunk.
 
         Args:
           phase: The phase, from 0.
           prepared: The chunk's data, from `prepare`.
           received: Number of a broadcast → its leaves, arrays or tensors.
-          states: What each client keeps, if the phase reads that: leaves.
-          kept: What `work` gave for the chunk in the phase before; `None` in the first.
+          states: The leaves of each client's state, if the phase reads them.
+          kept: `Part.kept` of the chunk's previous phase; `None` in the first.
         """
 
 
 class PerClient:
-    """An executor that takes one client after the other on each thread."""
+    """An executor in which each thread processes one client after the other."""
 
     def __init__(self, program: Program, num_threads: int):
-        """Initialises for a round and so many threads."""
+        """Initialises for a round and a number of threads."""
         self._program = program
         self.reads_data = [phase.reads_data for phase in program.phases]
         self._num_threads = num_threads
@@ -93,7 +93,7 @@ class PerClient:
         self._pool.shutdown()
 
     def prepare(self, clients: Sequence[ClientData]) -> Sequence[ClientData]:
-        """As `Executor.prepare`: arrays become tensors where a client's work begins."""
+        """As `Executor.prepare`; arrays become tensors only when a client's work begins."""
         return clients
 
     def work(self, phase: Any, prepared: Any, received: Any, states: Any, kept: Any) -> Part:
@@ -169,7 +169,7 @@ def _tensor(value):
 
 
 class _Fold:
-    """Adds clients up one by one, with the operations that TFF's aggregates have."""
+    """Adds up clients one by one, with the same operations as TFF's aggregates."""
 
     def __init__(self, program: Program, phase: Phase):
         self._primitives = phase.aggregates
@@ -189,7 +189,7 @@ class _Fold:
         self._add = Call(add, (specs, specs)) if folded else None
 
     def start(self):
-        """Returns totals of nobody."""
+        """Returns totals over no clients."""
         totals = []
         for primitive in self._folded:
             for spec in tf.nest.flatten(self._specs[primitive.number]):
@@ -202,7 +202,7 @@ class _Fold:
         return self._add([*totals, *values]) if self._add else totals
 
     def partials(self, totals, rows) -> Partials:
-        """Returns what a chunk gives, of its totals and of the rows of each client."""
+        """Returns a chunk's aggregates from its totals and the rows of each client."""
         totals, columns = iter(totals), iter(zip(*rows, strict=True))
         partials = {}
         for primitive in self._primitives:
@@ -215,7 +215,7 @@ class _Fold:
 
 
 def _one_array(rows):
-    """Returns the rows of clients as one array, whose memory TensorFlow takes over."""
+    """Returns the rows of clients as one array, whose memory TensorFlow can adopt."""
     joined = eager_tensors.empty((len(rows), *rows[0].shape), rows[0].dtype)
     return np.stack(rows, out=joined)
 
@@ -233,11 +233,11 @@ _ADD = {
 
 
 class Stacked:
-    """An executor that takes all clients of a chunk at once.
+    """An executor that processes all clients of a chunk at once.
 
     Attributes:
       reads_data: As of `Executor`.
-      graphs: What it has traced.
+      graphs: The graphs that it has traced.
     """
 
     def __init__(self, program: Program, at_least: int | None = None):
@@ -245,26 +245,26 @@ class Stacked:
 
         Args:
           program: The round.
-          at_least: Blocks of a chunk where there is work for them, see `batching.prepare`; `None`
-            is as many as is best on a CPU or GPU. It is seen in the last bits of clients' results.
+          at_least: Smallest number of blocks of a chunk, see `batching.prepare`; `None` for the
+            best number on the CPU or GPU. It affects the last bits of clients' results.
         """
         self._program, self.graphs = program, program.graphs
-        # Their data tell which clients share a block.
+        # The data determine which clients share a block.
         self.reads_data = [True] * len(program.phases)
         self._at_least = program.graphs.at_least if at_least is None else at_least
 
     def close(self) -> None:
-        """As of other executors."""
+        """Does nothing; other executors have threads to end."""
 
     def prepare(self, clients: Sequence[ClientData]) -> batching.Stack:
         """As `Executor.prepare`."""
         return batching.prepare(clients, self._program.model, self._at_least)
 
     def check(self, num_blocks: int = 1) -> None:
-        """Traces the programs of chunks of so many blocks.
+        """Traces the programs for chunks of `num_blocks` blocks.
 
         Raises:
-          NotVectorizable: If an operation has no form over several clients.
+          NotVectorizable: If an operation cannot be vectorised over clients.
         """
         for phase in range(len(self._program.phases)):
             self._traced(phase, num_blocks)
@@ -286,7 +286,7 @@ class Stacked:
         given = list(map(eager_tensors.as_tensor, given))
         traced = self._traced(phase, number)
         with graph_calls.calling(self.graphs.executors[phase, number]):
-            # TensorFlow gives nothing in place of an empty list.
+            # TensorFlow returns `None` instead of an empty list.
             outputs = compat.flat(traced._inference_function)(*given) or []
         outputs = tf.nest.pack_sequence_as(traced.structured_outputs, list(outputs))
         partials = {}
@@ -305,7 +305,7 @@ class Stacked:
         return Part(partials, {key_of(s): carried[key_of(s)] for s in of_phase.kept}, after)
 
     def _new(self, phase):
-        """Returns what is kept from a phase that it does not only pass on."""
+        """Returns the kept values that a phase computes itself and does not only pass on."""
         made = {primitive.number for primitive in phase.maps}
         return [symbol for symbol in phase.kept if number_of(symbol) in made]
 

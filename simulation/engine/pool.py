@@ -1,4 +1,4 @@
-"""Pools: who does the clients' side of rounds, this process or many."""
+"""Pools, which execute the clients' side of rounds in this process or in many."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from simulation.engine.scheduler import Chunk, CohortInChunks, Nodes, Scheduler
 
 
 class Spread(Protocol):
-    """Who shares evaluations out, see `simulation.measures.evaluation`."""
+    """Distributes evaluations over workers, see `simulation.measures.evaluation`."""
 
     def evaluate(
         self, name: Any, weights: Sequence[Any], number: int, size: int
@@ -28,14 +28,14 @@ class Spread(Protocol):
         clients: Sequence[int],
         sizes: Sequence[int],
     ) -> Iterator[tuple[int, Any]]:
-        """Evaluates clients with weights of their own."""
+        """Evaluates clients with their own weights."""
 
 
 class Pool(Protocol):
-    """Does the clients' side of rounds; `simulation.workers.pool.RayPool` is another one.
+    """Executes the clients' side of rounds; see `InProcess`, `simulation.workers.pool.RayPool`.
 
     Attributes:
-      spread: Who shares evaluations out; `None` if the caller evaluates.
+      spread: Distributes evaluations; `None` if the caller evaluates.
     """
 
     spread: Spread | None
@@ -47,20 +47,20 @@ class Pool(Protocol):
         sent: Callable[[int], list[tf.Tensor]],
         states_of: Callable[[Chunk], Any],
     ) -> Iterator[tuple[Nodes, Mapping[Chunk, Any]]]:
-        """Does a phase of a round.
+        """Executes a phase of a round.
 
         Args:
           cohort: The round's clients.
           phase: The phase.
           sent: Number of a broadcast → its leaves.
-          states_of: What the clients of a chunk keep: leaves of each.
+          states_of: Function from a chunk to the leaves of its clients' states.
 
         Yields:
-          Nodes of the tree of chunks, and chunk → what its clients keep, of those that tell.
+          Nodes of the tree of chunks, and chunk → new states of its clients, if computed.
         """
 
     def moved(self) -> Mapping[str, float]:
-        """Returns what the latest round came to, by the name of its column."""
+        """Returns column → measurement of the latest round's communication."""
 
     def close(self) -> None:
         """Ends its work."""
@@ -98,13 +98,13 @@ class InProcess:
 def scheduler(
     program: Program, stacked: bool, data_of: Callable[[int, Chunk, Any], Any], threads: int
 ) -> Scheduler:
-    """Returns what works on the chunks of a program.
+    """Returns the scheduler for the chunks of a program.
 
     Args:
       program: The program.
-      stacked: Whether clients are stacked, and else taken one by one.
-      data_of: As of `Scheduler`.
-      threads: How many clients, or stacked chunks, to work on at the same time.
+      stacked: Whether clients are stacked; otherwise they are processed one by one.
+      data_of: As for `Scheduler`.
+      threads: Number of clients, or of stacked chunks, to process at the same time.
     """
     executor = Stacked(program) if stacked else PerClient(program, threads)
     return Scheduler(program, executor, data_of, threads if stacked else 1)
@@ -116,13 +116,13 @@ def schedulers(
     settings: Mapping[str, Any],
     threads: int,
 ) -> dict[str, Scheduler]:
-    """Returns what works on the chunks of a run's programs, by their names.
+    """Returns name → scheduler for the chunks of a run's programs.
 
     Args:
-      programs: The programs, as of `simulation.rounds.one_program.RunMethod`.
-      data: Makes what clients work on, likewise.
+      programs: Name → program, as from `simulation.rounds.one_program.RunMethod`.
+      data: Function that makes clients' data, as `RunMethod.data`.
       settings: The run's settings.
-      threads: As of `scheduler`.
+      threads: As for `scheduler`.
     """
     stacked = settings["runtime"] == "vectorized"
     return {
@@ -132,10 +132,10 @@ def schedulers(
 
 
 class Sent(dict):
-    """Broadcasts by number, asked for once."""
+    """Broadcasts by number, each computed once when first needed."""
 
     def __init__(self, sent: Callable[[int], list[tf.Tensor]]):
-        """Initialises from what gives the leaves of a broadcast."""
+        """Initialises from a function that returns the leaves of a broadcast."""
         super().__init__()
         self._sent = sent
 

@@ -1,4 +1,4 @@
-"""A method's rounds by the engine, as the loop runs them."""
+"""A method's rounds, executed by the engine, in the form that the loop needs."""
 
 import os
 import pickle
@@ -19,7 +19,7 @@ from simulation.tff import context as tff_context
 from tff_algos import client_data
 from tff_suite import memory
 
-# A trace takes seconds of a large model.
+# Cached, since tracing a large model takes seconds.
 _programs: MutableMapping[Any, Program] = weakref.WeakKeyDictionary()
 
 
@@ -50,9 +50,10 @@ class EngineProcess:
         Args:
           process: A process of `tff_algos.build`.
           program: Its program.
-          pool: Does the clients' side.
-          chunk_size: Clients of a chunk; `None` is the whole cohort.
-          states_bytes: Up to this size what clients keep stays in memory until the round is over.
+          pool: Executes the clients' side.
+          chunk_size: Clients per chunk; `None` for the whole cohort.
+          states_bytes: Bytes of new client states to keep in memory until the round is over; the
+            rest goes to a file.
         """
         self._process, self._program, self._pool = process, program, pool
         self._chunk_size, self._states_bytes = chunk_size, states_bytes
@@ -67,9 +68,9 @@ class EngineProcess:
         """As `simulation.protocol.Process.next`.
 
         Raises:
-          NotVectorizable: If clients are stacked and an operation has no form over several.
+          NotVectorizable: If clients are stacked and an operation cannot be vectorised over them.
           TypeError: If the state, or a client's data, has other types or shapes than the method's.
-          ValueError: If there is no client, or the states are of another number of clients.
+          ValueError: If there is no client, or the numbers of states and clients differ.
         """
         work = cohort.work
         if work is not None:
@@ -84,9 +85,10 @@ class EngineProcess:
 
         def states_of(chunk):
             if len(client_states) != cohort.number:
-                # One state for all would be taken for each client's.
+                # A single state would be broadcast to all clients.
                 raise ValueError(
-                    f"A cohort of {cohort.number} clients with the states of {len(client_states)}."
+                    f"A cohort of {cohort.number} clients needs as many states, found "
+                    f"{len(client_states)}."
                 )
             given = client_states[chunk.start : chunk.stop]
             return [[np.asarray(a) for a in tf.nest.flatten(own)] for own in given]
@@ -112,15 +114,15 @@ def carry_out(
     states_of: Callable[[Chunk], Any],
     states_bytes: int,
 ) -> RoundOutput:
-    """Has a pool carry a round out.
+    """Executes a round with a pool.
 
     Args:
       program: The round.
-      pool: Does the clients' side.
+      pool: Executes the clients' side.
       state: The state before it.
       cohort: Its clients.
-      states_of: What the clients of a chunk keep: leaves of each.
-      states_bytes: As of `EngineProcess`.
+      states_of: Function from a chunk to the leaves of its clients' states.
+      states_bytes: As for `EngineProcess`.
 
     Raises:
       ValueError: If there is no client.
@@ -146,22 +148,22 @@ class EngineContext(tff_context.InProcessContext):
         """Initialises the context.
 
         Args:
-          stacked: Whether clients are stacked, and else taken one by one.
-          num_threads: How many clients run at once; by default the number of cores.
+          stacked: Whether clients are stacked; otherwise they are processed one by one.
+          num_threads: Number of clients at a time; by default the number of cores.
         """
         super().__init__(num_threads)
         self._stacked = stacked
         self._threads = num_threads or len(os.sched_getaffinity(0))
 
     def process(self, built: Any, chunk_size: int | None = None) -> EngineProcess:
-        """Returns a process of `tff_algos.build` whose cohorts bring their clients' data.
+        """Returns the engine's form of a process; its cohorts contain their clients' data.
 
         Args:
-          built: The process.
-          chunk_size: Clients of a chunk; `None` is the whole cohort.
+          built: A process of `tff_algos.build`.
+          chunk_size: Clients per chunk; `None` for the whole cohort.
 
         Raises:
-          NotVectorizable: As of `Program`.
+          NotVectorizable: As for `Program`.
         """
         program = program_of(built)
         work = scheduler(program, self._stacked, lambda r, chunk, given: given, self._threads)
@@ -169,9 +171,9 @@ class EngineContext(tff_context.InProcessContext):
 
 
 class _States:
-    """What clients keep after a round, in memory up to a size and in a file beyond it.
+    """The new states of a round's clients: in memory up to a size, the rest in a file.
 
-    The store of a run takes it when the round is over: a round that is broken off leaves no trace.
+    The run's store takes them when the round is over. So an aborted round leaves no trace.
     """
 
     def __init__(self, program, all_chunks, most_bytes):

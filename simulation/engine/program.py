@@ -1,15 +1,19 @@
-"""A method's round as a program: primitives in phases, cut where server and clients meet.
+"""A method's round as a program: primitives in phases, divided where server and clients meet.
 
-`next_round` runs once, with a federation that only records what it asks for. The record is a
-straight line: primitives apply functions to values that do not exist yet, so none can depend on
-them. The server and every worker record the round for themselves and get the same primitives under
-the same numbers. Values travel by number, functions never.
+`next_round` runs once, with a federation that only records its primitives. The record has no
+branches: values do not exist yet while it is made, so no primitive can depend on one. The server
+and every worker record the round separately, and get the same primitives with the same numbers.
+Values are sent with their number; functions are never sent.
 
-The primitives fall into phases. Phase 0 of the server needs nothing of a client. Phase p of the
-clients needs what the server sends in its phases 0 to p. It ends with the clients' aggregates, and
-phase p + 1 of the server begins with them. FedAvg has one phase of clients, TERM two, FedFA three.
-TFF's own form for this (`tff.framework.MergeableCompForm`) has one phase: it refuses an aggregate
-that depends on another.
+The primitives are divided into phases:
+
+- Phase 0 of the server needs nothing from clients.
+- Phase p of the clients needs the server's broadcasts from its phases 0 to p.
+- It ends with the clients' aggregates, with which phase p + 1 of the server begins.
+
+FedAvg has one phase of clients, TERM two, FedFA three. TFF's form for this,
+`tff.framework.MergeableCompForm`, has only one phase: it refuses an aggregate that depends on
+another.
 """
 
 import collections
@@ -28,22 +32,22 @@ from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_suite import memory
 
-# Numbers of the values that a round begins with.
+# Numbers of the values with which a round begins.
 STATE, CLIENTS, CLIENT_STATES = range(3)
 
 AGGREGATES = ("mean", "sum", "max", "stack")
 
 
-# On every machine as many, since what a client's matrices are stacked with is seen in the last bits
-# of their products. Measured with an MLP of 199,210 weights: two take 0.6 of the time of one on two
-# cores and 0.9 on one core, four more than two on either.
+# The same on every machine, since it affects the last bits of matrix products of stacked clients.
+# Measured with an MLP of 199,210 weights: two blocks take 0.6 of the time of one on two cores and
+# 0.9 on one core; four take more time than two on either.
 _USUAL_BLOCKS = 2
 
 
 class Symbol:
-    """A value of a round, or a part of one; taken apart as TFF's values are.
+    """A value of a round, or a part of one; parts are selected as in TFF's values.
 
-    All names without an underscore at their beginning are names of fields.
+    Every attribute without a leading underscore is a field of the value.
     """
 
     __slots__ = ("_key", "_spec")
@@ -70,17 +74,17 @@ class Symbol:
         return Symbol(number, field_of(self._spec, key), (*path, key))
 
     def __iter__(self):
-        # A spec itself has no length, and neither has a tensor parts.
+        # A single spec has no length, as a tensor has no parts.
         return (self[i] for i in range(len(self._spec)))
 
 
 def key_of(symbol: Symbol) -> tuple[int, tuple]:
-    """Returns the number of the primitive that gives a value, and the keys of the selections."""
+    """Returns the number of the primitive that computes a value, and the keys of selections."""
     return symbol._key
 
 
 def number_of(symbol: Symbol) -> int:
-    """Returns the number of the primitive that gives a value."""
+    """Returns the number of the primitive that computes a value."""
     return symbol._key[0]
 
 
@@ -88,7 +92,7 @@ def part_of(values: Mapping[int, Any], symbol: Symbol) -> Any:
     """Returns the value of a symbol.
 
     Args:
-      values: Number of a primitive → the structure that it gives.
+      values: Number of a primitive → the structure of its value.
       symbol: The symbol.
     """
     number, path = key_of(symbol)
@@ -114,11 +118,11 @@ class Primitive(NamedTuple):
     """One primitive of a round.
 
     Attributes:
-      number: Its place, which is the name of its value.
+      number: Its position, which identifies its value.
       kind: `broadcast`, `map_clients`, `map_server`, or one of `AGGREGATES`.
       fn: The function of a map; `None` for the others.
       arguments: Structure of `Symbol`s.
-      phase: See the module; of an aggregate that of the clients.
+      phase: See the module; for an aggregate, the phase of the clients.
     """
 
     number: int
@@ -159,7 +163,7 @@ class _Recorder:
         return self._add("stack", None, value, at_server=True)
 
     def aggregate(self, process, state, value, weight):
-        # The server runs TFF's computation on the rows of all clients, whoever sent them.
+        # The server runs TFF's computation on the rows of all clients.
         rows = self.stack((value, weight) if process.weighted else (value,))
         return self.map_server(aggregators.on_rows(process), state, rows)
 
@@ -186,10 +190,10 @@ def _is_small(specs):
 
 
 class Call:
-    """A function of structures as a graph that takes and gives flat tensors.
+    """A function of structures as a graph from flat tensors to flat tensors.
 
     Attributes:
-      structure: What it gives, a structure of `tf.TensorSpec`s.
+      structure: Its result, as a structure of `tf.TensorSpec`s.
     """
 
     def __init__(self, fn: Callable, specs: Any):
@@ -199,7 +203,7 @@ class Call:
           fn: The function.
           specs: Its arguments, a tuple of structures of `tf.TensorSpec`s.
         """
-        # A trace of one's own: others would be for another of TensorFlow's executors.
+        # A new trace, since cached ones may be for another of TensorFlow's executors.
         fresh = getattr(fn, "_clone", None)
         fn = fn if fresh is None else fresh(None)
 
@@ -220,18 +224,18 @@ class Call:
         self.structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), given)
 
     def __call__(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
-        """Returns the leaves of what it gives, for the leaves of its arguments."""
+        """Returns the leaves of the result for the leaves of the arguments."""
         return list(map(eager_tensors.lean, self._shared(*tensors, *self._captured)))
 
 
 class Graphs:
-    """Graphs over stacked clients, and which of TensorFlow's executors runs each.
+    """Graphs over stacked clients, with the TensorFlow executor for each.
 
     Attributes:
       traced: Key of a graph → the graph.
-      executors: The same → TensorFlow's name of what runs it.
+      executors: Key of a graph → TensorFlow's name of its executor.
       on_gpu: Whether they are for a GPU.
-      at_least: Blocks that a chunk is split into where there is work for them.
+      at_least: Smallest number of blocks of a chunk if there is enough work.
     """
 
     def __init__(self):
@@ -247,9 +251,9 @@ class Graphs:
         """Returns a graph.
 
         Args:
-          key: What tells it from others.
-          num_blocks: Blocks that its clients make.
-          trace: Makes it, where it is not there yet.
+          key: Key of the graph.
+          num_blocks: Number of blocks of its clients.
+          trace: Makes the graph if it does not exist yet.
         """
         with self._lock:
             if key not in self.traced:
@@ -267,17 +271,17 @@ class Graphs:
 
 
 class Phase(NamedTuple):
-    """What clients do between two meetings with the server.
+    """The work of clients between two exchanges with the server.
 
     Attributes:
       received: Numbers of the broadcasts that they use, earlier ones included, in order.
       maps: The primitives `map_clients`, in order.
       aggregates: The primitives that end the phase, in order.
-      kept: Symbols of what later phases need of this or an earlier one, in order.
+      kept: Symbols of this or earlier phases that later ones need, in order.
       used: Symbols of earlier phases that this one needs.
-      reads_data: Whether the clients' data is needed.
-      reads_states: Whether what clients keep is needed.
-      gives_states: Whether what clients keep is known at its end, and was not before.
+      reads_data: Whether it needs the clients' data.
+      reads_states: Whether it needs the clients' states.
+      gives_states: Whether the clients' new states are known at its end but not before.
     """
 
     received: tuple[int, ...]
@@ -305,8 +309,8 @@ class Program:
       client_states: Structure of symbols: what each client keeps, or finds; `None` if that is
         nothing.
       states_spec: Its `tf.TensorSpec`s.
-      model: The model that is trained.
-      graphs: What `executors.Stacked` has traced of it.
+      model: The model to train.
+      graphs: The graphs that `executors.Stacked` has traced for it.
     """
 
     def __init__(self, method: Method, model: Model, takes: Callable | None = None):
@@ -314,12 +318,12 @@ class Program:
 
         Args:
           method: The method.
-          model: The model that it was built for.
-          takes: `tf.TensorSpec`s of a `ClientData` → those of what a client works on, see
-            `tff_algos.driver.Round`; by default the same.
+          model: The model for which it was built.
+          takes: Function from the `tf.TensorSpec`s of a `ClientData` to those of a client's input,
+            see `tff_algos.driver.Round`; by default the identity.
 
         Raises:
-          NotVectorizable: If a part of its aggregator has no form over several clients.
+          NotVectorizable: If a part of its aggregator cannot be vectorised over clients.
         """
         self.model, self.graphs = model, Graphs()
         initial = tf.function(method.initialize, autograph=False).get_concrete_function()
@@ -348,7 +352,7 @@ class Program:
         return self.resolve(structure, lambda s: part_of(self.specs, s))
 
     def resolve(self, structure: Any, value_of: Callable[[Symbol], Any]) -> Any:
-        """Returns a structure with values in the place of symbols."""
+        """Returns a structure with symbols replaced by values."""
         return tf.nest.map_structure(
             lambda leaf: value_of(leaf) if isinstance(leaf, Symbol) else leaf, structure
         )
@@ -386,7 +390,7 @@ class Program:
         phase_of = {primitive.number: primitive.phase for primitive in self._primitives}
         known = max((phase_of.get(number_of(s), 0) for s in states), default=None)
         number = 1 + max((primitive.phase for primitive in at_clients), default=0)
-        # What each phase looks at: symbols of its primitives, and of the states that it gives.
+        # Symbols that each phase reads: those of its primitives, and of the states it computes.
         looks = [[] for _ in range(number)]
         for primitive in at_clients:
             looks[primitive.phase] += _symbols(primitive.arguments)
@@ -428,14 +432,14 @@ class Program:
         return tuple(phases)
 
     def stacked_bytes(self) -> int:
-        """Returns how many bytes of one client the server holds side by side with the others'."""
+        """Returns the bytes per client of aggregates that the server stacks."""
         stacked = [
             primitive.arguments for primitive in self._primitives if primitive.kind == "stack"
         ]
         return memory.nbytes(self.spec(stacked))
 
     def sent_bytes(self) -> tuple[int, int]:
-        """Returns the bytes of all broadcasts, and of all partial aggregates but stacked rows."""
+        """Returns bytes of all broadcasts, and of all partial aggregates except stacked rows."""
         down = {n for phase in self.phases for n in phase.received}
         up = [w for w in self._primitives if w.kind in ("mean", "sum", "max")]
         sent = [
@@ -457,7 +461,7 @@ class ServerRound:
         self._program, self._primitives = program, primitives
         leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(state)]
         for leaf, like in zip(leaves, tf.nest.flatten(program.state_spec), strict=True):
-            # A graph takes what can be broadcast, too, and then gives other numbers.
+            # A graph would also accept shapes that can be broadcast, with wrong results.
             if leaf.dtype != like.dtype or not like.shape.is_compatible_with(leaf.shape):
                 raise TypeError(
                     f"The state must hold {like.dtype.name} {like.shape.as_list()}, found "
@@ -479,7 +483,7 @@ class ServerRound:
         self._work()
 
     def _work(self):
-        """Does what the server can do now."""
+        """Executes the primitives of the server whose inputs are known."""
         self._phase += 1
         for primitive in self._primitives:
             if primitive.phase == self._phase and primitive.kind in ("map_server", "broadcast"):

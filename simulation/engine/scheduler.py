@@ -1,10 +1,10 @@
-"""Chunks of a cohort: who works on them when, and how their aggregates come together.
+"""Scheduling of a cohort's chunks, and combination of their aggregates.
 
-A cohort is cut into chunks: so many clients each, in the cohort's order. The cut is a setting of
-the run, for a floating-point sum depends on it. Within a chunk sums fold in cohort order. Chunks
-come together by a binary tree over their places, whoever works on which chunk and when: node
-(l, i) is the sum of nodes (l - 1, 2 i) and (l - 1, 2 i + 1), or the first of them where there is no
-other.
+A cohort is divided into chunks with a fixed number of clients each, in the cohort's order. The
+division is a setting of the run, since floating-point sums depend on it. Within a chunk, sums fold
+in cohort order. Chunks are combined in a binary tree over their positions. The tree does not depend
+on which worker processes a chunk, or when. Node (l, i) is the sum of nodes (l - 1, 2 i) and
+(l - 1, 2 i + 1), or the first of them if the second does not exist.
 """
 
 import collections
@@ -23,21 +23,21 @@ from simulation.engine.executors import Executor, Partials
 from simulation.engine.program import Program
 from tff_suite import memory
 
-# (level, place) of a node of the tree → what it holds.
+# (level, position) of a node of the tree → its aggregates.
 Nodes = dict[tuple[int, int], Partials]
 
 
 def combine(nodes: Nodes, program: Program, phase: int, number: int) -> Nodes:
-    """Brings together what can be of some nodes of the tree, the same way wherever it happens.
+    """Combines nodes of the tree as far as possible, with the same result on any machine.
 
     Args:
       nodes: The nodes, which must not overlap.
       program: The round.
-      phase: The phase whose aggregates they are.
-      number: Number of all chunks.
+      phase: The phase of the aggregates.
+      number: Total number of chunks.
 
     Returns:
-      As few nodes as the same clients can be told by; one, of a whole cohort.
+      The smallest set of nodes that covers the same clients; a single node for a whole cohort.
     """
     kinds = {p.number: p.kind for p in program.phases[phase].aggregates}
     nodes = dict(nodes)
@@ -58,7 +58,7 @@ def combine(nodes: Nodes, program: Program, phase: int, number: int) -> Nodes:
 
 
 def arrays(nodes: Nodes) -> Nodes:
-    """Returns nodes with arrays in the place of tensors, which other processes can be sent."""
+    """Returns nodes with tensors replaced by arrays, which can be sent to other processes."""
 
     def of_leaf(leaf):
         return list(map(np.asarray, leaf)) if isinstance(leaf, list) else np.asarray(leaf)
@@ -69,7 +69,7 @@ def arrays(nodes: Nodes) -> Nodes:
     }
 
 
-# On arrays, tensors, or lists of rows.
+# These work on arrays, tensors, or lists of rows.
 _MERGE = {
     "mean": lambda a, b: np.add(np.asarray(a), np.asarray(b)),
     "sum": lambda a, b: np.add(np.asarray(a), np.asarray(b)),
@@ -79,21 +79,21 @@ _MERGE = {
 
 
 class Totals:
-    """The aggregates of a phase, as chunks come in."""
+    """The aggregates of a phase, combined as chunks arrive."""
 
     def __init__(self, program: Program, phase: int, number: int):
-        """Initialises for so many chunks."""
+        """Initialises for a number of chunks."""
         self._program, self._phase, self._number = program, phase, number
         self._nodes: Nodes = {}
 
     def add(self, nodes: Nodes) -> None:
-        """Takes some nodes."""
+        """Adds some nodes."""
         self._nodes = combine({**self._nodes, **nodes}, self._program, self._phase, self._number)
 
     def whole(self) -> dict[int, list[Any]]:
-        """Returns number of an aggregate → its leaves, once all chunks are there; can be had once.
+        """Returns number of an aggregate → its leaves, once all chunks have arrived; call it once.
 
-        What was taken is let go of: stacked rows are as many vectors as there are clients.
+        It releases the nodes, since stacked rows hold one vector for each client.
         """
         (partials,) = self._nodes.values()
         self._nodes, totals = {}, {}
@@ -114,7 +114,7 @@ def _mean(*leaves):
 
 
 def _one_array(rows):
-    """Returns a list of arrays as one, and empties it; the server takes that without a copy."""
+    """Joins a list of arrays into one and empties the list; the server can adopt the result."""
     if len(rows) == 1:
         return rows.pop()
     rows[:] = map(np.asarray, rows)
@@ -140,11 +140,11 @@ class Chunk(NamedTuple):
 
 
 def cut(number: int, size: int | None) -> list[Chunk]:
-    """Cuts a cohort.
+    """Divides a cohort into chunks.
 
     Args:
       number: Clients of the cohort.
-      size: Clients of a chunk, the last one may have fewer; `None` is all.
+      size: Clients per chunk, of which the last may have fewer; `None` for a single chunk.
     """
     size = size or max(number, 1)
     starts = range(0, number, size)
@@ -152,15 +152,16 @@ def cut(number: int, size: int | None) -> list[Chunk]:
 
 
 class CohortInChunks(NamedTuple):
-    """A round's clients, whose data the pool makes where it works on them.
+    """A round's clients in chunks; the pool makes a chunk's data where it processes the chunk.
 
     Attributes:
       round_index: The round, from 0.
       chunks: The chunks of its cohort.
-      following: Those of the round after it, none after the last one or if they depend on it.
-      stage: Name of the program, of a method of several.
-      work: As of `simulation.protocol.Cohort`.
-      steps: Local steps of each client, about; `None` where the settings tell.
+      following: The chunks of the next round; empty after the last one, or if they depend on this
+        round.
+      stage: Name of the program, for methods with several.
+      work: As in `simulation.protocol.Cohort`.
+      steps: Approximate local steps of each client; `None` if they follow from the settings.
     """
 
     round_index: int
@@ -171,18 +172,18 @@ class CohortInChunks(NamedTuple):
     steps: np.ndarray | None = None
 
     def given(self, chunk: Chunk) -> Sequence[Any] | None:
-        """Returns what the clients of a chunk work on or are to do, where that is told."""
+        """Returns the part of `work` for a chunk, if known."""
         return None if self.work is None else self.work[chunk.start : chunk.stop]
 
 
 class Done(NamedTuple):
-    """A phase of a chunk that is done.
+    """A completed phase of a chunk.
 
     Attributes:
       chunk: The chunk.
       partials: Its aggregates.
-      states: As of `executors.Part`.
-      seconds: What it took, the wait for its data left out.
+      states: As in `executors.Part`.
+      seconds: Its duration without waiting for data.
     """
 
     chunk: Chunk
@@ -192,7 +193,7 @@ class Done(NamedTuple):
 
 
 class _Later(NamedTuple):
-    """A call whose result is asked for later, as of a `concurrent.futures.Future`."""
+    """A deferred call, executed by `result`; it replaces a `concurrent.futures.Future`."""
 
     function: Callable
     arguments: tuple
@@ -201,12 +202,12 @@ class _Later(NamedTuple):
         return self.function(*self.arguments)
 
 
-# Data that is wanted in several phases of a round is held up to this size, and else made again.
+# Data that several phases of a round need is kept up to this size; larger data is made again.
 _HELD_BYTES = 1 << 28
 
 
 class Scheduler:
-    """Has an executor work on chunks, and holds what a chunk keeps from phase to phase."""
+    """Runs an executor on chunks, and holds the values that a chunk keeps between phases."""
 
     def __init__(
         self,
@@ -219,9 +220,9 @@ class Scheduler:
 
         Args:
           program: The round.
-          executor: Does the clients' work.
-          data_of: (round from 0, chunk, what the order says of it) → the data of its clients.
-          at_once: Chunks to work on at the same time.
+          executor: Executes the clients' work.
+          data_of: (round from 0, chunk, `given` of the order) → the data of its clients.
+          at_once: Number of chunks to process at the same time.
         """
         self._program, self._executor = program, executor
         self._data_of, self._at_once = data_of, at_once
@@ -247,7 +248,7 @@ class Scheduler:
         self._executor.close()
 
     def ahead(self, round_index: int, chunks: Sequence[Chunk], given: Mapping[int, Any]) -> None:
-        """Begins to make the data of chunks; `given` is as of `work`."""
+        """Starts making the data of chunks; `given` is as in `work`."""
         with self._lock:
             for chunk in chunks:
                 key = round_index, chunk
@@ -258,7 +259,7 @@ class Scheduler:
         return self._executor.prepare(self._data_of(round_index, chunk, given.get(chunk.number)))
 
     def _data(self, round_index, chunk, phase, given):
-        """Returns the data of a chunk; holds on to it if a later phase will ask again."""
+        """Returns the data of a chunk, and keeps it if a later phase needs it again."""
         key = round_index, chunk
         with self._lock:
             prepared, coming = self._held.get(key), self._coming.pop(key, None)
@@ -284,7 +285,7 @@ class Scheduler:
         following: Sequence[Chunk] = (),
         given: Mapping[int, Any] | None = None,
     ) -> Iterator[Done]:
-        """Does a phase for some chunks, and what has to come before for those that are new here.
+        """Executes a phase for some chunks, after any earlier phases that a chunk lacks here.
 
         Args:
           round_index: The round, from 0.
@@ -296,7 +297,7 @@ class Scheduler:
           given: Number of a chunk → what `data_of` is told of it, `None` where that is nothing.
 
         Yields:
-          What is done, in the order of `chunks`.
+          Completed chunks, in the order of `chunks`.
         """
         if round_index != self._round:
             with self._lock:
@@ -312,16 +313,17 @@ class Scheduler:
                     chunk = waiting.popleft()
                     if self._reads[phase]:
                         self.ahead(round_index, [chunk], given)
-                    # The states come from a store that one thread at a time may ask.
+                    # The store of states may only be used by one thread at a time.
                     states = self._states(phase, chunk, states_of)
                     order = round_index, phase, chunk, received, states, given
                     under_way.append(self._begun(*order))
-                # One more than are worked on, since there is always one to begin with next.
+                # One more than are being processed, so that the next one can always begin.
                 if self._reads[phase]:
                     coming = list(itertools.islice(waiting, self._at_once + 1))
                     self.ahead(round_index, coming, given)
                 if not waiting:
-                    # No more than is worked on at once, or the whole cohort's data would be held.
+                    # Limited to the chunks processed at a time; otherwise the data of the whole
+                    # cohort would be in memory.
                     self.ahead(round_index + 1, following[: self._at_once], {})
                 yield under_way.popleft().result()
         finally:
@@ -329,7 +331,7 @@ class Scheduler:
                 concurrent.futures.wait(under_way)
 
     def _begun(self, *order):
-        """Begins with a chunk, or lets its result begin where one is worked on at a time."""
+        """Starts a chunk; if one is processed at a time, defers it until its result is read."""
         if self._workers is None:
             return _Later(self._work, order)
         return self._workers.submit(self._work, *order)

@@ -1,1 +1,1 @@
-"""What is measured of a model: losses, metrics, fairness, bytes."""
+"""Measurements: losses, metrics, fairness, communication."""

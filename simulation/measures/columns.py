@@ -1,4 +1,4 @@
-"""Which columns a run's tables will have, as far as its settings tell; see docs/metrics.md."""
+"""Predicts the columns of a run's tables from its settings; see docs/metrics.md."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from simulation.run_checks import tracked
 from simulation.run_hparams import EXTREMES
 
 _COUNTS = ("num_examples", "num_clients", "clients_dropped")
-# Of those that compare what a method found with true labels: each is a ratio to something.
+# Those of the columns on label noise that are ratios, and so may be undefined.
 NOISE = tuple(
     f"noise/{name}"
     for name in (
@@ -35,9 +35,10 @@ class Columns(NamedTuple):
     """Columns of a table that a run writes.
 
     Attributes:
-      names: All that are known; those of `NOISE` are blank, and those over clients not there, where
-        the data have nothing to measure.
-      beginnings: Beginnings of further ones that only the run tells.
+      names: All known columns. If the data have nothing to measure, columns in `NOISE` are blank
+      and
+        columns over clients are missing.
+      beginnings: Prefixes of further columns that only become known in the run.
     """
 
     names: tuple[str, ...]
@@ -52,7 +53,7 @@ def in_rounds(request: Request) -> Columns:
     """Returns the columns of metrics.csv after `round_num`.
 
     Args:
-      request: What the user asks for.
+      request: The checked settings.
     """
     run = request.run
     method = tff_algos.get(run["algorithm"])
@@ -92,7 +93,7 @@ def of_clients(request: Request) -> Columns:
     """Returns the columns of client_metrics.csv after `client_id`.
 
     Args:
-      request: What the user asks for.
+      request: The checked settings.
     """
     metrics = _metrics(request)
     names = ("train_examples", "test_examples", "loss", *(metrics or ()))
@@ -102,7 +103,7 @@ def of_clients(request: Request) -> Columns:
 
 
 def of_the_final_model(column: str) -> bool:
-    """Returns whether a column of metrics.csv is of a model, and not of a round of training."""
+    """Returns whether a column of metrics.csv describes a model and not a round of training."""
     return not column.startswith(("train/", "time/")) and column != IMPROVED
 
 

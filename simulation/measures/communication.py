@@ -1,11 +1,11 @@
-"""What a round of a method sends over the wire, counted from the messages themselves.
+"""Counts the numbers that a method's round sends over the network.
 
     python -m simulation.measures.communication fedavg scaffold
 
-It prints for every method how many numbers a client receives (down) and sends (up) in a round, in
-multiples of the model's size. `RecordingFederation` carries out a round of one client and counts
-what is broadcast to it and what of its values is aggregated; a value that goes into two aggregates
-is sent once. What clients keep is not sent. Metrics are counted, but are a few numbers.
+For every method it prints how many numbers one client receives (down) and sends (up) in a round, as
+multiples of the model's size. `RecordingFederation` executes a round with one client. It counts the
+numbers broadcast to the client, and those of its values that are aggregated. A value in two
+aggregates counts once. Client states are not sent. Metrics are counted, but they are few.
 """
 
 import typing
@@ -54,7 +54,7 @@ class Cost(NamedTuple):
 
 
 class RecordingFederation:
-    """The words of a round (`tff_algos.method.Federation`) for one client, at once and counted.
+    """A `tff_algos.method.Federation` of one client that executes eagerly and counts numbers.
 
     Attributes:
       down: Numbers broadcast so far.
@@ -105,17 +105,17 @@ class RecordingFederation:
     def _send(self, value):
         for v in tf.nest.flatten(value):
             if id(v) not in self._sent:
-                self._sent[id(v)] = v  # Kept alive, so that no other value gets its id.
+                self._sent[id(v)] = v  # Kept alive, so that its id is not reused.
                 self.up += int(tf.size(v))
 
 
 def measure(process: "Process | StatefulProcess", clients: "Sequence[ClientData]") -> Cost:
-    """Runs rounds of one client each and counts the messages of the last.
+    """Runs rounds of one client each and counts the numbers sent in the last one.
 
     Args:
       process: A process of `tff_algos.build`.
-      clients: The client's data of each round. Methods that exchange more when they begin need two
-        rounds.
+      clients: The client's data for each round. Pass two rounds for methods whose first round sends
+        more than later ones.
 
     Returns:
       The cost of the last round.
@@ -141,7 +141,7 @@ def measure_method(name: str, **settings: Any) -> Cost:
 
     Args:
       name: The method.
-      **settings: Settings for `tff_algos.build` other than the defaults.
+      **settings: Settings for `tff_algos.build` that override the defaults.
 
     Returns:
       The cost of the second round.
@@ -180,7 +180,7 @@ def measure_method(name: str, **settings: Any) -> Cost:
 @command_line.reported
 def main(arguments: list[str]) -> int:
     """Prints the cost of methods; see the module's docstring."""
-    # A method of several processes sends what these do, each of which is in the table.
+    # The costs of a method in stages are those of its processes, which are in the table.
     known = [name for name in tff_algos.names() if not tff_algos.get(name).staged]
     options = PARSER.parse(arguments)
     names = options.method or known

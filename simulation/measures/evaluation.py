@@ -1,8 +1,8 @@
 """Evaluation of weights on test examples, pooled or client by client.
 
-Examples of all clients are joined into big chunks and per-example values are added up by client, so
-that the cost does not depend on the number of clients. The order is fixed and sums are float64, so
-equal weights give equal numbers.
+Examples of all clients are joined into large chunks, and per-example values are summed by client.
+So the cost does not depend on the number of clients. The order is fixed and sums are float64, so
+equal weights give equal results.
 """
 
 import collections
@@ -21,8 +21,8 @@ from simulation.errors import NoWorkersError
 from tasks.task import Examples, FederatedData
 from tff_suite import memory
 
-# Numbers in the inputs or outputs of a chunk. Activations inside a model are many times more: with
-# 2**20 a convolutional network was no faster than with this and took 400 MB more.
+# Most numbers in the inputs or outputs of a chunk. Activations inside a model are many times
+# larger. With 2**20, a convolutional network was not faster and took 400 MB more.
 _CHUNK_NUMBERS = 2**17
 _MIN_CHUNK, _MAX_CHUNK = 32, 2048
 _CACHE_BYTES = 2**30
@@ -49,7 +49,7 @@ class ClientMetrics(NamedTuple):
             )
 
     def of(self, clients: np.ndarray) -> "ClientMetrics":
-        """Returns the metrics of some clients, by their places, in that order."""
+        """Returns the metrics of the clients at some positions, in that order."""
 
         def some(columns):
             return collections.OrderedDict((name, v[clients]) for name, v in columns.items())
@@ -91,11 +91,12 @@ class Evaluator:
 
         Args:
           model: The model.
-          num_outputs: Numbers that the model gives for one example; bounds the memory of a chunk.
-          chunk: Examples of a chunk; by default what the two above allow.
-          spread: `(name of a test set, weights, number of its chunks, examples of a chunk) -> what
-            `sums` of other evaluators gives for all chunks, in order`; has them share the work on
-            test sets that have a name. Where it raises a `NoWorkersError`, this one does the work.
+          num_outputs: Number of the model's outputs per example; bounds the memory of a chunk.
+          chunk: Examples per chunk; by default derived from the two arguments above.
+          spread: Function that distributes the work on test sets with a name: (name, weights,
+          number
+            of chunks, examples per chunk) → results of `sums` for all chunks, in order. If it
+            raises a `NoWorkersError`, this evaluator does the work itself.
         """
         self.model, self._spread = model, spread
         numbers = max(int(np.prod(model.x_spec.shape[1:])), num_outputs, 1)
@@ -106,13 +107,13 @@ class Evaluator:
     def prepare(
         self, data: FederatedData, cache_bytes: int = _CACHE_BYTES, name: Any = None
     ) -> "TestSet":
-        """Reads examples to evaluate on, once and for all if they fit.
+        """Prepares examples for evaluations, and reads them once if they fit into memory.
 
         Args:
           data: Clients' examples.
-          cache_bytes: Up to this size examples are kept in memory; above, they are read again in
+          cache_bytes: Examples are kept in memory up to this size; larger ones are read again in
             every evaluation.
-          name: What others who share the work call it; examples are then read when they are used.
+          name: Name of the test set for other workers; examples are then read when needed.
         """
         return TestSet(data, self.model, self._chunk, cache_bytes, name)
 
@@ -121,7 +122,7 @@ class Evaluator:
 
         Args:
           weights: The model's trainable weights, a sequence of arrays.
-          tests: What to evaluate on, from `prepare`.
+          tests: The test set, from `prepare`.
 
         Returns:
           Sums for each client.
@@ -131,7 +132,8 @@ class Evaluator:
         """
         found = None
         if self._spread is not None and tests.name is not None:
-            # The round before is done: with its row it can be kept, and the next one is refused.
+            # Without workers this process evaluates, so that the completed round can be recorded;
+            # the next round then raises the error.
             with contextlib.suppress(NoWorkersError):
                 found = self._spread(tests.name, weights, tests.number, self._chunk)
         if found is None:
@@ -160,8 +162,8 @@ class Evaluator:
           chunks: Which of its chunks; all by default.
 
         Yields:
-          For each chunk the index of its first client, and for each metric, values and weights, and
-          each client from there on their sum, float64 `[metrics, 2, n]`.
+          For each chunk, the index of its first client and sums, float64 `[metrics, 2, n]`: for
+          each metric the sums of values and of weights, for n clients from the first one on.
         """
         weights = tuple(tf.convert_to_tensor(w) for w in weights)
         for sums, clients in self._forward_all(weights, tests.chunks(chunks)):
@@ -170,7 +172,7 @@ class Evaluator:
             yield first, np.array([[np.bincount(places, s) for s in metric] for metric in sums])
 
     def _forward_all(self, weights, chunks):
-        """Yields what every chunk gives, in order, with a chunk a core under way."""
+        """Yields the results of all chunks in order, with one chunk per core in progress."""
 
         def forward(x, y, mask, clients):
             (sums,) = self._forward(*weights, x, y, mask)
@@ -196,7 +198,7 @@ class Evaluator:
             self._names = list(metrics)
             return tf.stack([tf.stack(sums) for sums in metrics.values()])
 
-        # Called with tensors one by one: a structure would take longer to bind than a small model
+        # Called with flat tensors, since binding a structure would take longer than a small model
         # takes for a chunk.
         traced = tf.function(forward, autograph=False).get_concrete_function(
             *(tf.TensorSpec(w.shape, w.dtype) for w in model.initial_weights),
@@ -208,16 +210,16 @@ class Evaluator:
 
 
 class PersonalEvaluator:
-    """Evaluates every client with weights of its own."""
+    """Evaluates every client with its own weights."""
 
     def __init__(self, model: "tff_algos.Model", spread: Callable | None = None):
         """Initialises the evaluator.
 
         Args:
           model: The model.
-          spread: `(name of clients' examples, weights, own_of, clients, sizes) -> (client, its
-            metrics) of each`, the middle ones as `__call__` takes them; has others share the work
-            on examples that have a name.
+          spread: Function that distributes the work on examples with a name: (name, weights,
+            own_of, clients, sizes) → (client, its metrics) for each client, with `weights` and
+            `own_of` as for `__call__`.
         """
         self._model, self._spread = model, spread
         self._evaluators: dict[int, Evaluator] = {}
@@ -232,10 +234,10 @@ class PersonalEvaluator:
         """Evaluates.
 
         Args:
-          weights: The trainable weights of a client that has none of its own, a sequence of arrays.
+          weights: The trainable weights for clients without their own, a sequence of arrays.
           own_of: Index of a client → its own weights; `None` if it has none.
           data: Clients' examples.
-          name: What others who share the work call them.
+          name: Name of the examples for other workers.
 
         Returns:
           Sums for each client.
@@ -270,16 +272,16 @@ class PersonalEvaluator:
         """Evaluates some clients.
 
         Args:
-          weights: As of `__call__`.
-          own: Index of a client, and its own weights, `None` if it has none.
+          weights: As for `__call__`.
+          own: Indices of clients with their own weights, or `None` for those without.
           data: Clients' examples.
 
         Yields:
-          The index of each client and its metrics, as of an only client.
+          The index of each client and its metrics, a `ClientMetrics` of one client.
         """
         for client, of_client in own:
             examples = data.examples(client)
-            # Few sizes of chunks, so that few programs serve all clients.
+            # Few different chunk sizes, so that few programs serve all clients.
             chunk = 1 << min(int(len(examples.y) - 1).bit_length(), 10)
             if chunk not in self._evaluators:
                 self._evaluators[chunk] = Evaluator(self._model, chunk=chunk)
@@ -297,7 +299,7 @@ class TestSet:
       name: See `Evaluator.prepare`.
     """
 
-    __test__ = False  # Else pytest takes it for tests.
+    __test__ = False  # Otherwise pytest would collect it as tests.
 
     def __init__(
         self,
@@ -371,7 +373,7 @@ class TestSet:
         missing = self._chunk - len(clients)
 
         def pad(parts, spec):
-            # With an example, since a model need not take zeros.
+            # Padded with a real example, since a model need not support zeros.
             values = np.concatenate([*parts, np.repeat(parts[0][:1], missing, axis=0)])
             return tf.convert_to_tensor(values, spec.dtype)
 
@@ -386,7 +388,7 @@ class TestSet:
 
 
 class OneClient:
-    """Examples that belong to no client, in the form of `FederatedData` with one client."""
+    """Examples without clients, in the form of `FederatedData` with one client."""
 
     def __init__(self, examples: Examples, rows: np.ndarray | None = None):
         """Initialises the data.
@@ -408,7 +410,7 @@ class OneClient:
 
 
 def same_examples(examples: Examples, data: FederatedData) -> bool:
-    """Returns whether `examples` are those of all clients of `data`, one client after the other."""
+    """Returns whether `examples` are the concatenated examples of all clients of `data`."""
     if len(examples.y) != int(np.sum(data.sizes)):
         return False
     start = 0

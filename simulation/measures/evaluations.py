@@ -1,4 +1,4 @@
-"""All that is measured of a model during a run and at its end."""
+"""Evaluations of a model during a run and at its end."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from tff_suite.hparams import HparamError
 
 
 class Evaluated(NamedTuple):
-    """What an evaluation found.
+    """The results of an evaluation.
 
     Attributes:
       columns: Metrics by column of metrics.csv.
@@ -31,22 +31,22 @@ class Evaluated(NamedTuple):
     clients: evaluation.ClientMetrics | None
 
 
-# `drawn` is what `num_validation_examples` leaves of the central test during the run.
+# `drawn` is the part of the central test that `num_validation_examples` selects during the run.
 TEST_SETS = ("clients", "central", "drawn", "validation")
-# Clients' training examples, as others who share the work call them.
+# Name of clients' training examples for other workers.
 _TRAIN = "train"
 
 
 def test_sets(
     evaluator: evaluation.Evaluator, task: Task, settings: Mapping[str, Any], named: bool
 ) -> dict[str, evaluation.TestSet]:
-    """Returns what a run evaluates on, by a name of `TEST_SETS`.
+    """Returns name in `TEST_SETS` → test set of a run.
 
     Args:
       evaluator: Evaluates the model.
       task: The task.
       settings: The run's settings.
-      named: Whether others share the work, and examples are read when they are used.
+      named: Whether workers share the work; examples are then read when needed.
     """
     found = {}
 
@@ -72,10 +72,10 @@ def test_sets(
 
 
 class Evaluations:
-    """What a run measures of its model, by the run's settings.
+    """The evaluations of a run, according to its settings.
 
     Attributes:
-      note: What it does not measure, and why, in one line; blank if there is nothing to say.
+      note: One line on metrics that are left out, and why; or blank.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class Evaluations:
 
         Args:
           task: The task.
-          train: What the clients train on.
+          train: The examples that clients train on.
           settings: The run's settings.
           built: The task's model.
-          method: The method, which is asked for clients' own models and its findings.
-          spread: Who shares the work, if anybody does.
-          warn: Is told once of every metric that is not finite.
+          method: The method, which provides clients' own models and findings.
+          spread: Distributes the work to workers; `None` without workers.
+          warn: Called once for every metric that is not finite.
 
         Raises:
-          HparamError: If clients, classes or examples that are to be measured are not there.
+          HparamError: If clients, classes or examples for a requested metric do not exist.
         """
         self._task, self._train, self._settings = task, train, settings
         self._method = method
@@ -136,8 +136,8 @@ class Evaluations:
             # Each client that trains has a place among those that test, and the other way round.
             if places is None or sorted(places) != list(range(len(train.client_ids))):
                 raise HparamError(
-                    f"--evaluate_all_local_data is not used with --task={task.name} as it is "
-                    "set, whose clients do not both train and test."
+                    f"--evaluate_all_local_data needs clients that both train and test, but "
+                    f"--task={task.name} has others with these settings."
                 )
             examples = self._evaluator.prepare(train, name=_TRAIN if spread else None)
             self._trained = examples, places
@@ -149,15 +149,16 @@ class Evaluations:
         client_states: ClientStates | None,
         final: bool = False,
     ) -> Evaluated:
-        """Evaluates on central test data (clients' together if there is none) and on clients'.
+        """Evaluates on central test data and on each client's own.
 
-        Where clients have models of their own, those are what their fairness is measured on.
+        Without central data, the clients' test data are pooled. Fairness is measured with the
+        clients' personal models if they have any.
 
         Args:
           weights: The model's trainable weights.
           state: The server's state.
-          client_states: What clients keep, if the method's clients do.
-          final: Whether to take all central test examples, whatever the run's settings.
+          client_states: The clients' states; `None` if the method's clients keep none.
+          final: Whether to use all central test examples, regardless of the run's settings.
         """
         columns = collections.OrderedDict()
         central = self._central if final else self._drawn
@@ -207,7 +208,7 @@ class Evaluations:
 
         Args:
           before: The model's weights before the round.
-          after: Those after it.
+          after: The model's weights after the round.
           clients: Indices of the round's clients.
 
         Returns:
@@ -217,7 +218,7 @@ class Evaluations:
         return collections.OrderedDict({"fairness/improved_fraction": fraction})
 
     def _personal(self, name, data, weights, client_states):
-        """Evaluates each client with its own model; `None` if the method has none."""
+        """Evaluates each client with its personal model; `None` if the method has none."""
         personal_weights, ids = self._method.personal_weights, data.client_ids
         if personal_weights is None:
             return None
@@ -229,10 +230,10 @@ class Evaluations:
         return self._each(weights, own_of, data, name)
 
     def _tell(self, names, metrics, ids):
-        """Warns of metrics that are not finite, and whose examples make them so.
+        """Warns of metrics that are not finite, and names the clients responsible.
 
         Args:
-          names: Of the metrics, in their order.
+          names: Names of the metrics, in their order.
           metrics: A `ClientMetrics`.
           ids: Clients' names; `None` for the central test.
         """
@@ -240,7 +241,7 @@ class Evaluations:
             return
         bad, new = np.zeros(len(metrics.sizes), bool), []
         for name, metric in zip(names, metrics.values, strict=True):
-            # What weighs nothing was not measured.
+            # A value with weight 0 was not measured.
             found = ~np.isfinite(metrics.values[metric]) & (metrics.weights[metric] != 0)
             if found.any() and name not in self._warned:
                 new.append(name)
@@ -259,7 +260,7 @@ class Evaluations:
 
     def _fairness(self, prefix, clients):
         task = self._task
-        # Of a client whose words or tags are none of the vocabulary's there is nothing to compare.
+        # Clients whose words or tags are all outside the vocabulary have no value.
         measured = clients.weights[task.primary_metric] > 0
         statistics = fairness.summarize(
             clients.by_client()[task.primary_metric],
@@ -277,7 +278,7 @@ class Evaluations:
         return {metrics_csv.TRACKED + name: v for name, v in zip(ids, values, strict=True)}
 
     def _label_noise(self, state):
-        """Compares what the method knows of wrong labels with what the task does."""
+        """Compares the method's findings on wrong labels with the truth."""
         findings = self._method.findings(state)
         if findings is None or self._task.clean_train is None:
             return {}
@@ -297,8 +298,8 @@ def _matched(test: FederatedData, train: FederatedData) -> tuple[np.ndarray, lis
     """Matches clients by their ids.
 
     Returns:
-      The place among the training clients of each one that tests, int64 `[N]`, -1 for those that
-      do not train; and the ids of these that have test examples.
+      For each test client its position among the training clients, int64 `[N]`, -1 if it does not
+      train; and the ids of the latter that have test examples.
     """
     known = {client: place for place, client in enumerate(train.client_ids)}
     places = np.array([known.get(client, -1) for client in test.client_ids], np.int64)
@@ -320,7 +321,7 @@ def _note(test: FederatedData, only_test: Sequence[str]) -> str:
 
 
 class Share:
-    """What one of those who share the work measures; names are those of `Evaluations`."""
+    """The part of one worker in evaluations; names are those of `Evaluations`."""
 
     def __init__(
         self,
@@ -333,10 +334,10 @@ class Share:
         self._task, self._train, self._settings, self._plain = task, train, settings, built
         self._with_all = with_classes(task, settings, built)
         self._each = evaluation.PersonalEvaluator(self._with_all.model)
-        # By whether they take all metrics.
+        # Whether all metrics are evaluated → evaluator.
         self._evaluators: dict[bool, evaluation.Evaluator] = {}
         self._tests: dict[Any, evaluation.TestSet] = {}
-        # Of clients who come and go with rounds, beside those whom all evaluations ask for.
+        # A cache of training examples: of the clients of recent rounds and of tracked clients.
         self._losses: collections.OrderedDict[Any, evaluation.TestSet] = collections.OrderedDict()
 
     def sums(
@@ -348,7 +349,7 @@ class Share:
           name: The test set.
           weights: The model's trainable weights.
           chunks: Which of its chunks.
-          size: Examples of a chunk.
+          size: Examples per chunk.
         """
         built = self._plain if isinstance(name, tuple) else self._with_all
         has_all = built is self._with_all
@@ -376,7 +377,7 @@ class Share:
     def of_each(
         self, name: str, weights: Sequence[Any], own: Sequence[tuple[int, Any]]
     ) -> list[tuple[int, evaluation.ClientMetrics]]:
-        """Evaluates clients with weights of their own, see `evaluation.PersonalEvaluator.each`."""
+        """Evaluates clients with their own weights, see `evaluation.PersonalEvaluator.each`."""
         task = self._task
         data = {_TRAIN: self._train, "validation": task.validation}.get(name, task.test)
         assert data is not None  # Nobody asks for examples that are not there.
@@ -386,10 +387,10 @@ class Share:
 def with_classes(
     task: Task, settings: Mapping[str, Any], built: task_models.TaskModel
 ) -> task_models.TaskModel:
-    """Returns a task's model, with the accuracy on each class if the settings ask for that.
+    """Returns a task's model, with the accuracy on each class if `evaluate_classes` is set.
 
     Raises:
-      HparamError: If they do and examples have no class.
+      HparamError: If it is set and examples do not have a class.
     """
     if not settings["evaluate_classes"]:
         return built

@@ -1,16 +1,16 @@
-"""How evenly a model serves its clients: statistics of one metric over clients.
+"""Fairness between clients: statistics of one metric over clients.
 
 `a_k` is the metric on client k's own test examples, `n_k` their number, `t_k` the number of its
 training examples. All are plain functions of float64 arrays. Metrics that are fractions stay
 fractions: multiply by 100 for percentage points.
 
-The ending of a name says how clients are weighted:
+The suffix of a name gives the weights of clients:
 
-  `_u`  alike; a tail is a share of the clients
+  `_u`  equal; a tail is a share of the clients
   `_w`  by test examples n_k; a tail is a share of all test examples
-  `_t`  by training examples t_k; a tail is a share of the clients, averaged with these weights. So
-        does the released code of AdaFedAdam (arXiv 2301.09357), whose tables are in it: average,
-        standard deviation and `worst30_t`, the weighted mean of the lowest 30 % of clients.
+  `_t`  by training examples t_k; a tail is a share of the clients, averaged with these weights. The
+        released code of AdaFedAdam (arXiv 2301.09357) and its tables use these: average, standard
+        deviation and `worst30_t`, the weighted mean of the lowest 30 % of clients.
 """
 
 import collections
@@ -39,12 +39,12 @@ def tail(
     """Returns the mean of `values` over the lowest (or highest) `share` of clients.
 
     Without weights these are `max(1, round(share * N))` clients. With weights they are the clients
-    that together hold `share` of all weight; the client on the border counts with the part of its
-    weight that is still missing.
+    that together have `share` of the total weight. The client at the border counts with the part of
+    its weight that completes the share.
 
     Args:
       values: float `[N]`.
-      share: Part of the clients (of the weight), in (0, 1].
+      share: Share of the clients or of the weight, in (0, 1].
       weights: Non-negative `[N]`, not all zero, or `None`.
       highest: Whether to take the highest instead of the lowest.
     """
@@ -66,8 +66,8 @@ def tail_by_number(
 
     Args:
       values: float `[N]`.
-      share: Part of the clients, in (0, 1].
-      weights: Non-negative `[N]`; NaN is returned if those of the clients in the tail are all zero.
+      share: Share of the clients, in (0, 1].
+      weights: Non-negative `[N]`; the result is NaN if all weights in the tail are zero.
       highest: Whether to take the highest instead of the lowest.
     """
     chosen = _ranked(values, highest)[: _number(share, values)]
@@ -86,7 +86,7 @@ def _number(share, values):
 
 
 def relative_std(errors: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """Returns std / mean of clients' errors; NaN where the mean is 0."""
+    """Returns std / mean of clients' errors; NaN if the mean is 0."""
     mean = average(errors, weights)
     return std(errors, weights) / mean if mean else float("nan")
 
@@ -103,7 +103,7 @@ def angle(values: np.ndarray) -> float:
 def kl_from_uniform(values: np.ndarray) -> float:
     """Returns the KL divergence (nats) of `values / sum` from the uniform distribution.
 
-    NaN if the sum is 0 or a value is negative, where no distribution is defined.
+    NaN if the sum is 0 or a value is negative, since there is no such distribution then.
     """
     total = np.sum(values)
     if not total > 0 or np.min(values) < 0:
@@ -126,11 +126,11 @@ def summarize(
       values: The metric of each client on its own test examples, `[N]`.
       sizes: Number of each client's test examples, `[N]`. Clients with none are left out.
       train_sizes: Number of each client's training examples, `[N]`; `None` if other clients train.
-      higher_is_better: Whether more of the metric is better. The worst clients are the lowest or
-        the highest accordingly, and the error is `1 - values` or `values` itself.
+      higher_is_better: Whether higher values are better. Accordingly, the worst clients are the
+        lowest or the highest, and the error is `1 - values` or `values` itself.
 
     Returns:
-      Name → value: `avg_u` and `avg_w` (each client counts the same, each example counts the same),
+      Name → value: `avg_u` and `avg_w` (equal weight for each client, for each example),
       `std_u`, `std_w`, `worst05_u` … `best30_w` for each of `TAILS`, `error_rsd_u`, `error_rsd_w`,
       `angle`, `kl`; with `train_sizes` also `avg_t`, `std_t`, `worst05_t` … `best30_t`,
       `error_rsd_t`. All NaN if no client has test examples or a client's metric is not finite.

@@ -1,4 +1,4 @@
-"""Clients' losses on their own training examples: who improved in a round, how single ones fare."""
+"""Clients' losses on their own training examples: improvement in a round, tracked clients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from simulation.measures.evaluation import Evaluator
 from tasks.task import Examples, FederatedData
 from tff_suite.hparams import HparamError
 
-# With the clients' places, the name of their training examples where others share the work.
+# With clients' positions, this is the name of their training examples for other workers.
 NAME = "training losses"
 
 
@@ -22,7 +22,7 @@ class TrainingLosses:
 
         Args:
           evaluator: Evaluates the model.
-          train: What the clients train on.
+          train: The examples that clients train on.
         """
         self._evaluator = evaluator
         self._train = train
@@ -44,12 +44,12 @@ class TrainingLosses:
     def improved_fraction(self, before: Any, after: Any, clients: np.ndarray) -> float:
         """Returns ρ_t: the share of clients with F_k(after) <= F_k(before).
 
-        AdaFed (arXiv 2401.04993), equation 31. A loss that is not a number is no improvement.
+        AdaFed (arXiv 2401.04993), equation 31. NaN losses do not count as improvement.
 
         Args:
           before: The weights before the round, a sequence of arrays.
-          after: Those after it.
-          clients: Indices of the round's clients, int `[n]`, one of them with examples.
+          after: The weights after it.
+          clients: Indices of the round's clients, int `[n]`; at least one of them has examples.
         """
         losses = self([before, after], clients)
         held = np.asarray(self._train.sizes)[clients] > 0
@@ -59,20 +59,20 @@ class TrainingLosses:
         """Returns the indices of the clients that `--track_clients` names, int `[n]`.
 
         Args:
-          which: Ids separated by commas; or `extremes`, the two clients whose losses are least and
-            greatest with the initial weights.
-          initial: These weights.
+          which: Ids separated by commas; or `extremes`, the two clients with the lowest and the
+            highest loss for the initial weights.
+          initial: The initial weights.
 
         Raises:
-          HparamError: If there is no such client.
+          HparamError: If a client does not exist.
         """
         ids = list(self._train.client_ids)
         if which == run_hparams.EXTREMES:
             losses = self([initial], np.arange(len(ids)))[0]
             if np.isnan(losses).all():
                 raise HparamError(
-                    "--track_clients=extremes finds no client: no loss of the initial model is a "
-                    "number. Name clients by their ids."
+                    "--track_clients=extremes finds no client, since all losses of the initial "
+                    "model are NaN. Name clients by their ids."
                 )
             return np.array([np.nanargmin(losses), np.nanargmax(losses)])
         run_checks.check_tracked(which, ids)
@@ -83,7 +83,7 @@ class Part:
     """Some clients' training examples, as `FederatedData`."""
 
     def __init__(self, train: FederatedData, clients: Sequence[int]):
-        """Initialises for the clients at some places."""
+        """Initialises for the clients at some positions."""
         self._train, self._clients = train, clients
         self.client_ids = [train.client_ids[k] for k in clients]
         self.sizes = np.asarray(train.sizes, np.int64)[list(clients)]

@@ -1,1 +1,1 @@
-"""A run's rounds: who takes part, on what, in which order."""
+"""A run's rounds: cohorts, their data, and the loop over rounds."""

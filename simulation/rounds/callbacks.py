@@ -1,11 +1,11 @@
-"""What a user's code is told while a run works: `simulation.run(callbacks=[...])`.
+"""Callbacks, by which users' code follows a run: `simulation.run(callbacks=[...])`.
 
-Callbacks see a run and do not change it, with two exceptions: one may stop it (`Round.stop`), and
-one may replace the server's weights by returning others from `after_round`. The row of that round
-then has `train/weights_replaced` = 1.
+Callbacks observe a run and do not change it, with two exceptions. A callback may stop the run
+(`Round.stop`). It may also replace the server's weights by returning other weights from
+`after_round`. The row of that round then has `train/weights_replaced` = 1.
 
-A run that resumes gives every callback the rows that are there (`begin`). So what a callback knows
-must follow from these rows; then a resumed run ends as one that was never interrupted.
+A resumed run passes the recorded rows to every callback (`begin`). If a callback's state follows
+from these rows alone, a resumed run ends like an uninterrupted one.
 """
 
 import math
@@ -22,11 +22,11 @@ REPLACED = "train/weights_replaced"
 
 
 class Round:
-    """A round that is done; round 0 is the model before the first.
+    """A completed round; round 0 is the initial model.
 
     Attributes:
       number: Number of rounds done.
-      metrics: Column of metrics.csv → number, as far as they are known when a callback is called.
+      metrics: Column of metrics.csv → number, as far as known at the time of the call.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Round:
         Args:
           number: Number of rounds done.
           metrics: Column → number.
-          weights: Makes the model's weights.
+          weights: Function that returns the model's weights.
         """
         self.number, self.metrics, self._make = number, metrics, weights
         self._weights: list[np.ndarray] | None = None
@@ -45,7 +45,7 @@ class Round:
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """The model's weights, as `tf.keras.Model.set_weights` takes them; made when asked for."""
+        """The model's weights, as `tf.keras.Model.set_weights` takes them; computed on access."""
         if self._weights is None:
             self._weights = self._make()
         return self._weights
@@ -54,49 +54,49 @@ class Round:
         """Ends the run after this round, with a checkpoint and results.
 
         Args:
-          reason: Why, for the run's last line and summary.json.
+          reason: The reason, which the run prints at its end and writes to summary.json.
         """
         self.reason = self.reason or reason
 
 
 class Callback:
-    """What is called while a run works; a subclass defines what it needs.
+    """A callback; subclasses override the methods that they need.
 
-    An exception in one ends the run with a checkpoint of the round, and is raised then.
+    If a method raises an exception, the run ends with a checkpoint of the round and re-raises it.
     """
 
     def begin(self, past: Sequence[tuple[int, Mapping[str, float]]]) -> str | None:
         """Is called before the first round of a start, and to learn whether a run is over.
 
         Args:
-          past: (number, metrics) of the rounds done, of a run that resumes.
+          past: (number, metrics) of the completed rounds, if the run resumes.
 
         Returns:
-          Why no further round is to be done, if so.
+          The reason to stop before any further round, or `None` to go on.
         """
 
     def after_round(self, done: Round) -> Sequence[np.ndarray] | None:
-        """Is called after a round, before the model is evaluated.
+        """Called after a round, before the model is evaluated.
 
         Args:
           done: The round; its metrics are those of training.
 
         Returns:
-          Weights in the place of the server's, in the order of `done.weights`, or `None`.
+          Weights to replace the server's, in the order of `done.weights`, or `None`.
         """
 
     def at_evaluation(self, done: Round) -> None:
-        """Is called when the model was evaluated, before round 1 as well."""
+        """Called after each evaluation of the model, including that before round 1."""
 
     def at_checkpoint(self, done: Round) -> None:
-        """Is called when a checkpoint was saved."""
+        """Called after a checkpoint was saved."""
 
     def at_end(self, done: Round) -> None:
-        """Is called when the results are written; its metrics are those of the final model."""
+        """Called after the results were written; the metrics are those of the final model."""
 
 
 class _Function(Callback):
-    """A function, which is called after each round."""
+    """Wraps a function that is called after each round."""
 
     def __init__(self, function: Callable[[Round], Any]):
         self._function = function
@@ -114,7 +114,7 @@ _COMPARISONS = {
 
 
 class StopAt(Callback):
-    """Stops a run once a column of metrics.csv is as good as wanted."""
+    """Stops a run once a column of metrics.csv meets a condition."""
 
     def __init__(self, condition: str):
         """Initialises the callback.
@@ -124,7 +124,7 @@ class StopAt(Callback):
             `eval/accuracy>=0.9`.
 
         Raises:
-          HparamError: If it is something else.
+          HparamError: If the condition has another form.
         """
         self._column, comparison, self._bound = run_checks.stop_condition(condition)
         self._condition = f"{self._column}{comparison}{self._bound:g}"
@@ -162,7 +162,7 @@ class StopAt(Callback):
 class EarlyStopping(Callback):
     """Stops a run once a column has not improved for some evaluations.
 
-    Choose by validation data (`validation_fraction`), never by tests.
+    Use a column of validation data (`validation_fraction`), never of test data.
     """
 
     def __init__(
@@ -176,9 +176,10 @@ class EarlyStopping(Callback):
 
         Args:
           column: Column of metrics.csv.
-          patience: Evaluations in a row without improvement after which the run stops, 1 or more.
-          min_delta: Smallest difference that is an improvement, 0 or more.
-          higher_is_better: Whether more of the column is better.
+          patience: Number of successive evaluations without improvement after which to stop, 1 or
+            more.
+          min_delta: Smallest change that counts as improvement, 0 or more.
+          higher_is_better: Whether higher values of the column are better.
 
         Raises:
           HparamError: If a number is out of range.
@@ -227,8 +228,8 @@ class Callbacks:
     """All callbacks of a run.
 
     Attributes:
-      reason: Why the run is to stop, if one asked for it.
-      failure: What one raised; the run stops then as well.
+      reason: The reason why a callback stops the run, if any.
+      failure: The exception that a callback raised, if any; it also stops the run.
     """
 
     def __init__(
@@ -241,11 +242,11 @@ class Callbacks:
 
         Args:
           given: Callbacks, or functions that are called after each round.
-          all_weights: Trained weights → all weights, in the order of Keras.
-          trained: The reverse; `None` if the method's weights cannot be replaced.
+          all_weights: Function from trained weights to all weights, in Keras's order.
+          trained: The inverse; `None` if the method's weights cannot be replaced.
 
         Raises:
-          HparamError: If one is neither.
+          HparamError: If an element is neither callback nor function.
         """
         for callback in given:
             if not isinstance(callback, Callback) and not callable(callback):
@@ -259,11 +260,11 @@ class Callbacks:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether no further round is to be done."""
+        """Whether a callback has stopped the run."""
         return self.reason is not None or self.failure is not None
 
     def begin(self, rows: Sequence[Mapping[str, str]]) -> None:
-        """Tells them of the rounds done.
+        """Passes the completed rounds to all callbacks.
 
         Args:
           rows: Rows of metrics.csv: column → text.
@@ -275,7 +276,7 @@ class Callbacks:
     def after_round(
         self, number: int, metrics: Mapping[str, float], trained: Sequence[np.ndarray]
     ) -> list[np.ndarray] | None:
-        """Returns trained weights in the place of those given, or `None`."""
+        """Returns trained weights that replace the given ones, or `None`."""
         done, replaced = self._round(number, metrics, trained), None
         for callback in self._callbacks:
             given = self._call(callback.after_round, done)
@@ -284,7 +285,7 @@ class Callbacks:
         return replaced
 
     def at(self, what: str, number: int, metrics: Mapping[str, float], trained: Any) -> None:
-        """Calls `at_<what>` of each."""
+        """Calls `at_<what>` of every callback."""
         done = self._round(number, metrics, trained)
         for callback in self._callbacks:
             self._call(getattr(callback, f"at_{what}"), done)
@@ -306,7 +307,7 @@ class Callbacks:
     def _checked(self, given, trained):
         if self._trained is None:
             self.failure = HparamError(
-                "callbacks: the weights of a method of several processes cannot be replaced."
+                "callbacks: the weights of a method in several stages cannot be replaced."
             )
             return None
         try:

@@ -1,4 +1,4 @@
-"""What a round's clients get: who is drawn, and their examples in batches."""
+"""Draws the clients of each round and batches their examples."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +14,10 @@ from tff_algos.registry import RoundPlan
 
 
 class FirstExamples:
-    """Clients' data of which only the first examples of each client are used."""
+    """Clients' data, limited to the first examples of each client."""
 
     def __init__(self, data: FederatedData, most: int):
-        """Initialises for at most this number of examples of a client."""
+        """Initialises for at most `most` examples per client."""
         self._data = data
         self._most = most
         self.client_ids = data.client_ids
@@ -30,12 +30,12 @@ class FirstExamples:
 
 
 def first_examples(data: FederatedData, most: int | None) -> FederatedData:
-    """Returns clients' data cut to the first `most` examples of each client; `None` is all."""
+    """Returns clients' data limited to the first `most` examples per client; `None` for all."""
     return data if most is None else FirstExamples(data, most)
 
 
 class _AsModelTakes:
-    """Clients' data that are checked and converted when a client is read."""
+    """Clients' data that are checked and converted for the model when a client is read."""
 
     def __init__(self, data, model):
         self._data, self._model = data, model
@@ -64,19 +64,19 @@ class _AsModelTakes:
 def as_model_takes(data: FederatedData, model: "tff_algos.Model") -> FederatedData:
     """Returns clients' data in the form that the model takes.
 
-    Inputs get the model's width, float32 in place of float64, say; targets see
-    `targets_as_model_takes`. To read a client raises a `DataError` if its examples have another
-    shape than those of the first client, or do not fit into the model's whole numbers.
+    Inputs are converted to the model's width, e.g. from float64 to float32; for targets see
+    `targets_as_model_takes`. Reading a client raises a `DataError` if its examples have another
+    shape than those of the first client, or exceed the range of the model's integers.
 
     Args:
-      data: The data of one client or more.
-      model: The model. Inputs that are no such numbers at all stay as they are.
+      data: The data of at least one client.
+      model: The model. Inputs of another kind than the model's numbers are not converted.
     """
     return _AsModelTakes(data, model)
 
 
 def targets_as_model_takes(y: np.ndarray, model: "tff_algos.Model") -> np.ndarray:
-    """Returns targets with a last dimension of 1 that the model's spec has, or without one.
+    """Adds or removes a last dimension of 1 of targets, to match the model's spec.
 
     Args:
       y: Targets, `[n, ...]`.
@@ -89,7 +89,7 @@ def targets_as_model_takes(y: np.ndarray, model: "tff_algos.Model") -> np.ndarra
 
 
 class Members(NamedTuple):
-    """Who takes part in a round.
+    """The clients that take part in a round.
 
     Attributes:
       clients: Indices of the clients, in the order of their sums; 0 of the pooled examples of all.
@@ -158,12 +158,12 @@ def _data_of(train, plan, settings, round_index, who):
 
 
 def batch_size(train: FederatedData, settings: Mapping[str, Any], pooled: bool = False) -> int:
-    """Returns the examples of a minibatch: no more than any client has, the rest would be padding.
+    """Returns the minibatch size: at most the size of the largest client, to avoid padding.
 
     Args:
-      train: What the clients train on.
+      train: The examples that clients train on.
       settings: The run's settings.
-      pooled: Whether one client has the examples of all.
+      pooled: Whether the examples of all clients are pooled in a single client.
     """
     sizes = np.asarray(train.sizes, np.int64)
     most = int(sizes.sum() if pooled else sizes.max(initial=0))
@@ -173,11 +173,11 @@ def batch_size(train: FederatedData, settings: Mapping[str, Any], pooled: bool =
 def cohort(
     num_clients: int, plan: RoundPlan, settings: Mapping[str, Any], round_index: int
 ) -> np.ndarray:
-    """Returns the clients whose examples a round trains on, int64, in the order of their sums.
+    """Returns the clients whose examples a round trains on, int64, in the order of summation.
 
     Args:
       num_clients: Number of all training clients.
-      plan: What the method asks for in this round.
+      plan: The method's plan for this round.
       settings: The run's settings.
       round_index: Round, from 0.
     """
@@ -193,7 +193,7 @@ def cohort(
 
 @functools.lru_cache(maxsize=1)
 def _pooled(train: FederatedData) -> Examples:
-    """Returns all clients' training examples together, kept from round to round."""
+    """Returns the pooled training examples of all clients; cached between rounds."""
     everyone = [train.examples(client) for client in range(len(train.client_ids))]
     return Examples(*(np.concatenate(parts) for parts in zip(*everyone, strict=True)))
 
@@ -209,8 +209,8 @@ def batched(
     """Batches clients' examples for a round, as a pure function.
 
     Args:
-      examples: The examples of each.
-      plan: What the method asks for in this round.
+      examples: The examples of each client.
+      plan: The method's plan for this round.
       settings: The run's settings.
       round_index: Round, from 0.
       clients: Place of each client among all training clients.
@@ -231,7 +231,7 @@ def batched(
             return randomness.epochs(seed, round_index, client, 1, 3)
         return settings["client_epochs_per_round"]
 
-    # Rounds that share a series of epochs share what their orders are drawn from.
+    # Rounds that continue the same epochs share the seed of the order of examples.
     order_of = round_index if plan.first_step is None else 0
     return tff_algos.batch_cohort(
         examples,
@@ -248,7 +248,7 @@ def batched(
 
 
 class Cohorts:
-    """The clients of a run's rounds and what they train on."""
+    """The clients of a run's rounds and their training examples."""
 
     def __init__(
         self,
@@ -259,12 +259,12 @@ class Cohorts:
         """Initialises the cohorts.
 
         Args:
-          train: What the clients train on.
+          train: The examples that clients train on.
           settings: The run's settings.
-          plan: Round, from 0 → what the method asks for in it.
+          plan: Round, from 0 → the method's plan for it.
         """
         self._train, self._settings, self._plan = train, settings, plan
-        # Of the latest rounds: of a cohort in chunks each chunk asks.
+        # Cached for the latest rounds, since each chunk of a cohort needs the members.
         self._members: dict[int, Members] = {}
 
     def clients(self, round_index: int) -> np.ndarray:
@@ -273,7 +273,7 @@ class Cohorts:
         return cohort(len(self._train.client_ids), plan, self._settings, round_index)
 
     def members(self, round_index: int) -> Members:
-        """Returns who takes part in a round."""
+        """Returns the clients that take part in a round."""
         known = self._members.get(round_index)
         if known is None:
             plan = self._plan(round_index)
@@ -283,25 +283,25 @@ class Cohorts:
         return known
 
     def largest_round(self) -> int:
-        """Returns the round, from 0, with the larger cohort of the first and the last."""
+        """Returns the first or the last round, from 0, whichever has the larger cohort."""
         rounds = 0, self._settings["total_rounds"] - 1
         return max(rounds, key=lambda r: len(self.members(r).clients))
 
     def steps(self, round_index: int) -> np.ndarray:
-        """Returns the local steps of each client of a round's cohort, about, int64 `[n]`."""
+        """Returns the approximate local steps of each client of a round's cohort, int64 `[n]`."""
         plan, settings = self._plan(round_index), self._settings
         who = self.members(round_index)
         sizes = np.asarray(self._train.sizes, np.int64)
         sizes = np.sum(sizes, keepdims=True) if who.pooled else sizes[who.clients]
         if plan.local_steps is not None:
             return np.full(len(sizes), plan.local_steps)
-        # One step on all examples takes as long as many on a few.
+        # One step on all examples takes as long as many steps on minibatches.
         steps = -(-sizes // settings["client_batch_size"])
         epochs = settings["client_epochs_per_round"]
         return steps * np.where(who.participates, epochs, 0 if plan.recent else 1)
 
     def examples(self, round_index: int) -> np.ndarray:
-        """Returns how many examples each client of a round works through at least, int64 `[K]`."""
+        """Returns the smallest number of examples that each client processes, int64 `[K]`."""
         plan, settings = self._plan(round_index), self._settings
         who = self.members(round_index)
         sizes = np.asarray(self._train.sizes, np.int64)
@@ -310,7 +310,7 @@ class Cohorts:
             size = batch_size(self._train, settings, who.pooled)
             whole = plan.batches == "full_batch"
             return plan.local_steps * (sizes if whole else size * (sizes > 0))
-        # A distribution's least is one.
+        # The smallest number of epochs of a distribution is one.
         fixed = settings["client_epochs_distribution"] == "fixed"
         epochs = settings["client_epochs_per_round"] if fixed else 1
         return sizes * np.where(who.participates, epochs, 0 if plan.recent else 1)
@@ -320,7 +320,7 @@ class Cohorts:
         return [self._train.client_ids[client] for client in clients]
 
     def part(self, round_index: int, start: int, stop: int) -> list["tff_algos.ClientData"]:
-        """Returns the data of the clients at some places of a round's cohort."""
+        """Returns the data of the clients at positions `start` to `stop` of a round's cohort."""
         who = self.members(round_index)
         who = who._replace(
             clients=who.clients[start:stop], participates=who.participates[start:stop]
@@ -335,17 +335,17 @@ class Cohorts:
 
 
 class Ahead:
-    """Makes what each round takes while the round before is under way, in a thread of its own.
+    """Makes each round's input during the previous round, in a separate thread.
 
-    Used as a context manager; called with the rounds in order, it returns what was made for each.
+    Used as a context manager. Calls with the rounds in order return the input of each.
     """
 
     def __init__(self, make: Callable[[int], Any], total_rounds: int):
         """Initialises the maker.
 
         Args:
-          make: Round, from 0 → what it takes; must not depend on the rounds before.
-          total_rounds: Nothing is made for this round and later ones before it is asked for.
+          make: Round, from 0 → its input; must not depend on earlier rounds.
+          total_rounds: Number of rounds; inputs of later rounds are not made in advance.
         """
         self._make, self._total_rounds = make, total_rounds
         self._pool = futures.ThreadPoolExecutor(1, "next-round")
@@ -358,7 +358,7 @@ class Ahead:
         self._pool.shutdown(cancel_futures=True)
 
     def __call__(self, round_index: int) -> Any:
-        """Returns what a round takes, and begins with the next one."""
+        """Returns the input of a round, and starts making that of the next."""
         known, made = self._following
         if known != round_index:
             made = self._pool.submit(self._make, round_index)

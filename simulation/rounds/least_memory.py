@@ -1,9 +1,13 @@
-"""What the largest round of a run takes of memory at least, known before the first one.
+"""A lower bound on the memory of a run's largest round, computed before the first round.
 
-Counted is only what has to be there at one and the same moment: what the clients hold that are
-worked on at once, what the server holds of each client until all are there, and the clients' data.
-All else comes on top: activations, copies, the server's next state. So nothing is refused that
-would have run. `benchmarks/peaks.py` measures by how much a run takes more;
+It only counts memory that is necessarily in use at the same moment:
+
+- the values of clients that are processed at the same time,
+- the results that the server holds for each client until all have arrived,
+- the clients' data.
+
+Everything else comes on top: activations, copies, the server's next state. So no run is refused
+that would have fitted. `benchmarks/peaks.py` compares the bound with actual runs;
 docs/performance.md has the formulas and the table.
 """
 
@@ -21,19 +25,19 @@ from simulation.rounds.one_program import RunMethod
 from tff_algos.model import Model
 from tff_suite import memory
 
-# To record a round takes seconds of a large model. It is not done where even so many
-# vectors of the model's size for each client would fit.
+# Recording a round of a large model takes seconds. It is skipped if even this many vectors of the
+# model's size would fit for each client.
 _MOST_VECTORS = 20
 
 
 class Sizes(NamedTuple):
-    """Bytes of what a client has in a round.
+    """Bytes per client in a round.
 
     Attributes:
       model: The model's weights.
-      stacked: What the server holds of it side by side with the others'.
-      kept: What it holds from one exchange of the round to a later one.
-      state: What it keeps between rounds.
+      stacked: Its part of the aggregates that the server stacks.
+      kept: Values that it keeps from one exchange of the round to a later one.
+      state: Its state between rounds.
     """
 
     model: int
@@ -43,12 +47,12 @@ class Sizes(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A part of what a round takes.
+    """A part of a round's memory.
 
     Attributes:
-      num_bytes: How much.
-      what: Of what, in words.
-      cure: What takes less.
+      num_bytes: Its size in bytes.
+      what: Its description.
+      cure: How to reduce it.
     """
 
     num_bytes: int
@@ -67,7 +71,7 @@ def sizes_of(program: Program, model: int) -> Sizes:
         model=model,
         stacked=program.stacked_bytes(),
         kept=max(memory.nbytes(program.spec(list(phase.kept))) for phase in program.phases),
-        # Clients that only find something out keep nothing.
+        # Clients that only report findings keep no state.
         state=memory.nbytes(program.specs.get(CLIENT_STATES, ())),
     )
 
@@ -81,22 +85,22 @@ def of_round(
     on_gpu: bool = False,
     can_cut: bool = True,
 ) -> list[Share]:
-    """Returns what a round takes at the moment at which it takes most.
+    """Returns the parts of a round's memory at the moment when it needs most.
 
     Args:
       sizes: The round's sizes.
-      data: Bytes of what each client of the cohort works through, int64 `[K]`.
+      data: Bytes of the data that each client of the cohort processes, int64 `[K]`.
       settings: The run's settings.
-      threads: Clients that are worked on at once, one by one.
-      on_gpu: Whether clients work in a GPU's memory, which is not looked at here.
-      can_cut: Whether the round can go through its cohort in chunks.
+      threads: Number of clients processed at the same time in `per_client`.
+      on_gpu: Whether clients use a GPU's memory, which is not counted here.
+      can_cut: Whether the cohort can be processed in chunks.
     """
     if on_gpu:
         sizes = sizes._replace(model=0, stacked=0, kept=0)
     model, stacked, kept, state = sizes
     runtime, whole = settings["runtime"], settings["clients_per_chunk"] is None
     number = len(data)
-    # Clients whose data are stacked, and whose states are read, together.
+    # Number of clients whose data are stacked, and whose states are read, together.
     together = number if whole else min(number, settings["clients_per_chunk"])
 
     fewer = "fewer clients a round take less"
@@ -122,30 +126,30 @@ def of_round(
     limit = settings["client_state_memory_mb"] << 20
     stored = state and min(limit // state, number) * state
     store = Share(stored, "the store of clients' states", "--client_state_memory_mb bounds it")
-    # Results of an exchange, which wait for the next one.
+    # Results of an exchange that are kept until the next one.
     between = [of(kept, number, "vectors between exchanges", fewer), states(1), store]
     if settings["workers"]:
-        # The rest is theirs, who may be on other machines.
+        # All else is in the workers' memory, possibly on other machines.
         moments = [[rows(2)]]
     elif runtime == "native":
-        # Examples are in this process and in TFF's worker, which has all results before it adds
-        # them up, and rows before and after one more is appended.
+        # Examples are in this process and in TFF's worker. The worker holds all results before it
+        # adds them up, and stacked rows before and after another row is appended.
         results = of(2 * stacked or model, number, "results", in_tff)
         moments = [[examples(2 * data.sum(), number, in_tff), results, states(2), store]]
     elif runtime != "vectorized":
         fewer_examples = "fewer epochs or a smaller --max_elements_per_client take less"
         weights = of(model, min(threads, together), "weights", "fewer cores (taskset) take less")
         one = examples(data.max(initial=0), 1, fewer_examples)
-        # Rows are there as they came and as one array.
+        # Rows are held both as they arrived and as one array.
         moments = [[one, weights, states(1), store], between]
         if whole and runtime == "tff":
-            # In the end, states as tensors and arrays.
+            # At the end, states are held both as tensors and as arrays.
             moments += [[rows(2), states(2), store], [states(3), store]]
         else:
             moments += [[rows(2), store], [states(2), store]]
     else:
         stacked_examples = examples(data[:together].sum(), together, at_once)
-        # Weights before and after a step, or beside its gradients. Known by measuring only.
+        # Weights before and after a step, or with its gradients; found by measurement.
         weights = of(2 * model, together, "weights and gradients", at_once)
         moments = [[stacked_examples, weights, states(1), store], between]
         if whole:
@@ -167,17 +171,17 @@ def require(
     settings: Mapping[str, Any],
     programs: Mapping[str, Program] | None = None,
 ) -> None:
-    """Refuses a run whose rounds surely would not fit into memory.
+    """Refuses a run if the lower bound on its memory exceeds what is available.
 
     Args:
       method: The run's method.
       model: The model.
       cohorts: The clients of the run's rounds.
-      settings: The run's settings, the runtime settled.
-      programs: Its programs, where they are known.
+      settings: The run's settings; the runtime is not `auto`.
+      programs: Its programs, if known.
 
     Raises:
-      HparamError: If it would not fit.
+      HparamError: If the run would not fit.
     """
     name = settings["algorithm"]
     of_example = memory.nbytes((model.x_spec, model.y_spec))
@@ -188,7 +192,7 @@ def require(
         try:
             programs = method.programs()
         except RunError:
-            # It still takes what every round does.
+            # Count only the memory that every method's round needs.
             can_cut = False
     sizes = [sizes_of(p, of_model) for p in (programs or {}).values()] or [Sizes(of_model)]
     shares = max(

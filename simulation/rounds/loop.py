@@ -1,4 +1,4 @@
-"""The rounds of a run, one after the other, and when to stop."""
+"""The loop over a run's rounds, with the rules for divergence and stopping."""
 
 import collections
 import math
@@ -19,27 +19,28 @@ from tff_suite import command_line
 
 Metrics = collections.OrderedDict[str, float]
 
-# A run has diverged when in this number of rounds, one after the other, every client was dropped or
-# the loss was beyond its bound.
+# A run has diverged if in this number of successive rounds every client was dropped or the loss was
+# beyond its bound.
 MOST_LOST_ROUNDS = 10
 
-# That bound is so many times the loss before the first round, or so much where that is below 1.
-# Logits have to be a million apart for it, or a prediction a thousand times as far off as at first.
+# The bound is this multiple of the loss before the first round, or this number if that is below 1.
+# To reach it, logits must be a million apart, or predictions a thousand times as far off as at
+# first.
 MOST_LOSS = 1e6
 
-# Weights beyond this have diverged: a float32 has no digit below a thousand left there.
+# Weights beyond this have diverged: there, neighbouring float32 numbers differ by about a thousand.
 MOST_WEIGHT = 1e10
 
 CURE = "a lower learning rate may help"
 
 
 class StopRequest:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request to stop after the round.
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a request to stop after the current round.
 
     Used as a context manager in the main thread. A second signal interrupts at once.
 
     Attributes:
-      signal: The signal that came, `None` if none did.
+      signal: The signal received; `None` if none was.
     """
 
     def __init__(self):
@@ -60,13 +61,13 @@ class StopRequest:
 
 
 class Pace(NamedTuple):
-    """How long a run goes and what comes how often.
+    """The length of a run, and the intervals of evaluations and checkpoints.
 
     Attributes:
-      total_rounds: Number of rounds to reach.
+      total_rounds: Number of rounds to train.
       rounds_per_eval: The model is evaluated after every N rounds, and before the first.
-      rounds_per_checkpoint: A checkpoint is taken after every N rounds, before the first and
-        after the last.
+      rounds_per_checkpoint: A checkpoint is saved after every N rounds, before the first and after
+        the last.
     """
 
     total_rounds: int
@@ -75,13 +76,13 @@ class Pace(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How far a run is.
+    """The position at which a run starts or resumes.
 
     Attributes:
       state: The server's state.
       round_num: Number of rounds done.
-      lost: How many of them were lost at the end, see `lost_rounds`.
-      bounds: Beyond which a loss has diverged, see `loss_bounds`.
+      lost: Number of lost rounds at their end, see `lost_rounds`.
+      bounds: Column → bound beyond which a loss has diverged, see `loss_bounds`.
     """
 
     state: Any
@@ -91,19 +92,19 @@ class Standing(NamedTuple):
 
 
 class Recorder(Protocol):
-    """What takes the results of rounds; `simulation.records.recorder` has the one of a run."""
+    """Receives the results of rounds; a run uses that of `simulation.records.recorder`."""
 
     def record(self, round_num: int, values: Metrics) -> None:
-        """Takes the metrics after a number of rounds, by column."""
+        """Records the metrics after a number of rounds, by column."""
 
     def checkpoint(self, round_num: int, leaves: list[np.ndarray]) -> None:
-        """Takes the arrays of the server's state after a number of rounds."""
+        """Saves the arrays of the server's state after a number of rounds."""
 
     def show(self, round_num: int, values: Metrics) -> None:
-        """Is called when a round is over, after `record`."""
+        """Called at the end of a round, after `record`."""
 
     def warn(self, text: str) -> None:
-        """Is called with trouble that the run survives."""
+        """Called with a warning; the run continues."""
 
 
 def run(
@@ -122,38 +123,38 @@ def run(
     replace: Callable[[Any, Sequence[np.ndarray]], Any] | None = None,
     cure: str = CURE,
 ) -> tuple[Any, int]:
-    """Runs rounds until all are done or a stop is asked for.
+    """Runs rounds until all are done or the run is stopped.
 
-    A round is lost if clients trained and every one of them was dropped, or if their mean loss was
-    beyond its bound (`loss_bounds`). Rounds in which the method has nobody train count neither way.
-    The run has diverged
+    A round is lost if clients trained and all of them were dropped, or if their mean loss was
+    beyond its bound (`loss_bounds`). Rounds in which no client trains are ignored. The run has
+    diverged in any of these cases:
 
-    - when `MOST_LOST_ROUNDS` in a row are lost, or all but the first of a shorter run;
-    - when the loss of the last round, or of its model, is beyond its bound;
-    - when a weight is not finite, or beyond `MOST_WEIGHT`.
+    - `MOST_LOST_ROUNDS` rounds in a row are lost, or all except the first of a shorter run;
+    - the loss of the last round, or of its model, is beyond its bound;
+    - a weight is not finite, or beyond `MOST_WEIGHT`.
 
     Args:
       process: The method's process.
       standing: Where the run starts or resumes.
-      pace: How far it goes.
-      recorder: Takes what comes out.
-      cohort_of_round: Round, from 0, and state before it → its clients.
-      client_states: What clients keep between rounds, if the method's clients do.
-      evaluate: Model weights and state → metrics by column.
-      compare: Round, from 0, model weights before it and after it → metrics by column; asked after
-        every round, if given.
-      should_stop: Asked once after every round.
+      pace: Length of the run and intervals.
+      recorder: Receives the results.
+      cohort_of_round: (round from 0, state before it) → its clients.
+      client_states: The clients' states between rounds; `None` if the method's clients keep none.
+      evaluate: (model weights, state) → metrics by column.
+      compare: (round from 0, model weights before it, weights after it) → metrics by column; called
+        after every round, if given.
+      should_stop: Called once after every round.
       before_round: Called before every round with its number, from 1, if given.
-      callbacks: What is told of the rounds, and may stop them.
-      replace: State and weights that a callback gives → state with these weights.
-      cure: What may help a run that has diverged, for its line.
+      callbacks: Callbacks that follow the rounds and may stop the run.
+      replace: (state, weights from a callback) → state with these weights.
+      cure: Advice for a run that has diverged, for its error message.
 
     Returns:
       The state and the number of rounds done.
 
     Raises:
       DivergedError: If the run has diverged.
-      Exception: What a callback raised, once the round is in a checkpoint.
+      Exception: What a callback raised, after a checkpoint of the round.
     """
     state, round_num, lost, bounds = standing
     callbacks = callbacks or Callbacks(())
@@ -173,7 +174,7 @@ def run(
         recorder.record(0, values)
         recorder.checkpoint(0, flatten_state(state))
         callbacks.at("checkpoint", 0, values, before)
-    # Asked once a round: an answer that changed between two questions would skip the checkpoint.
+    # Read once per round: if it changed between two reads, the checkpoint would be skipped.
     stopping, saved = callbacks.is_stopping, round_num
     while round_num < pace.total_rounds and not stopping:
         if before_round is not None:
@@ -218,7 +219,7 @@ def run(
 
 
 def _next(process, state, round_index, cohort_of_round, client_states):
-    """Does a round; returns the state after it, its metrics, and what it took by column."""
+    """Does a round; returns the state after it, its metrics, and its times by column."""
     started = time.perf_counter()
     cohort = cohort_of_round(round_index, state)
     ready = time.perf_counter()
@@ -236,7 +237,7 @@ def _next(process, state, round_index, cohort_of_round, client_states):
 
 
 class _Watch:
-    """Looks after every round whether training goes well."""
+    """Checks after every round whether training has diverged."""
 
     def __init__(self, total_rounds, lost, bounds, warn, cure):
         self._total_rounds, self._lost, self._bounds = total_rounds, lost, bounds
@@ -244,11 +245,11 @@ class _Watch:
         self._warned = set()
 
     def learn(self, round_num, values):
-        """Takes the first loss, by which later ones are judged."""
+        """Derives the bounds from the first loss, once it is known."""
         self._bounds = self._bounds or _bounds_by(round_num, values)
 
     def check(self, round_num, unsound, values):
-        """Tells once of every kind of trouble that a round can survive.
+        """Checks a round for divergence, and warns once about each lesser problem.
 
         Args:
           round_num: Number of rounds done.
@@ -270,7 +271,7 @@ class _Watch:
         if lost >= MOST_LOST_ROUNDS or (last and lost >= max(self._total_rounds - 1, 1)):
             what = "No client's update was finite"
             if not _all_dropped(metrics):
-                what = f"The loss of training was above {self._bounds['train/loss']:.3g}"
+                what = f"The training loss was above {self._bounds['train/loss']:.3g}"
             self._diverged(
                 f"{what} in {lost} round{'s' * (lost > 1)} in a row, the last being round "
                 f"{round_num}"
@@ -287,8 +288,8 @@ class _Watch:
             self._warned.add("dropped")
             self._warn(
                 f"round {round_num}: {dropped:g} of {metrics.get('num_clients', math.nan):g} "
-                "clients dropped, their updates not being finite; train/clients_dropped counts "
-                "them from here."
+                "clients were dropped, since their updates were not finite; see the column "
+                "train/clients_dropped for further ones."
             )
         for name, value in metrics.items():
             if not math.isfinite(value) and name not in self._warned:
@@ -297,7 +298,7 @@ class _Watch:
 
 
 def lost_rounds(rows: Sequence[Mapping[str, str]]) -> int:
-    """Returns how many rounds were lost at the end of a table.
+    """Returns the number of lost rounds at the end of a table.
 
     Args:
       rows: Rows of metrics.csv, in order: column → text.
@@ -310,17 +311,17 @@ def lost_rounds(rows: Sequence[Mapping[str, str]]) -> int:
 
 
 def loss_bounds(rows: Sequence[Mapping[str, str]]) -> Mapping[str, float]:
-    """Returns what a loss is beyond that has diverged.
+    """Returns the bounds beyond which losses have diverged.
 
-    That is `MOST_LOSS` times the loss on tests before the first round, or of training in the first
-    round if there is no finite number; 1 stands for one that is smaller.
+    A bound is `MOST_LOSS` times the test loss before the first round. If that is not finite, it is
+    `MOST_LOSS` times the first round's training loss. A loss below 1 is replaced by 1.
 
     Args:
       rows: Rows of metrics.csv, in order: column → text.
 
     Returns:
-      Column → bound; without the loss on tests if that was not finite at first, and empty if there
-      is no loss yet.
+      Column → bound; without the test loss if that was not finite at first, and empty if no loss is
+      known yet.
     """
     for number, row in enumerate(rows):
         losses = {c: float(row.get(c) or "nan") for c in ("eval/loss", "train/loss")}
@@ -331,23 +332,24 @@ def loss_bounds(rows: Sequence[Mapping[str, str]]) -> Mapping[str, float]:
 
 
 def _bounds_by(round_num: int, values: Mapping[str, float]) -> Mapping[str, float]:
-    """Returns the bounds by what is known after a number of rounds, if that tells them."""
+    """Returns the bounds that follow from the losses after a number of rounds, if any."""
     columns = ("eval/loss", "train/loss")[bool(round_num) :]
     loss = values.get(columns[0], math.nan)
     return dict.fromkeys(columns, MOST_LOSS * max(1.0, loss)) if math.isfinite(loss) else {}
 
 
 def check_last(values: Mapping[str, float], bounds: Mapping[str, float], cure: str) -> None:
-    """Refuses losses of a run's last round, or of its model, that have diverged.
+    """Checks that the losses of a run's last round, or of its model, have not diverged.
 
     Args:
       values: Metrics by column.
       bounds: See `loss_bounds`.
-      cure: What may help.
+      cure: Advice for the error message.
 
     Raises:
-      DivergedError: If one is beyond its bound. A loss that is not a number says nothing: a test
-        example may have none.
+      DivergedError: If a loss is beyond its bound. A NaN is ignored, since a single test example
+      can
+        cause it.
     """
     for column, bound in bounds.items():
         loss = values.get(column, math.nan)
@@ -361,8 +363,8 @@ def _line(what, cure):
 
 
 def _is_sound(weights: np.ndarray) -> bool:
-    """Returns whether all numbers are finite, and none beyond `MOST_WEIGHT`."""
-    # No copy of the weights, and false for what is not a number.
+    """Returns whether all numbers are finite and within `MOST_WEIGHT`."""
+    # Avoids a copy of the weights, and is false for NaN.
     return not weights.size or bool(
         np.min(weights) >= -MOST_WEIGHT and np.max(weights) <= MOST_WEIGHT
     )
@@ -388,7 +390,7 @@ def _lost_after(lost: int, metrics: Mapping[str, float], bounds: Mapping[str, fl
 def flatten_state(state: Any) -> list[np.ndarray]:
     """Returns the arrays of a server state, in the order of its structure."""
     leaves = tf.nest.flatten(state)
-    # Of a tensor of text NumPy itself would make an array of objects.
+    # From a tensor of strings, NumPy itself would make an array of objects.
     return [np.asarray(leaf.numpy() if tf.is_tensor(leaf) else leaf) for leaf in leaves]
 
 
@@ -396,13 +398,13 @@ def restore_state(initial: Any, leaves: Sequence[np.ndarray]) -> Any:
     """Puts arrays back into the structure of a server state.
 
     Args:
-      initial: A state with the right structure, as `process.initialize()` gives; its `weights` are
+      initial: A state with the right structure, as from `process.initialize()`; its `weights` are
         the model's.
       leaves: The arrays, from `flatten_state`.
 
     Raises:
-      RunError: If number, type or rank of the arrays is not that of the state, or the shapes of the
-        model's weights differ.
+      RunError: If the number, types or ranks of the arrays do not match the state, or the shapes of
+        the model's weights differ.
     """
     expected = flatten_state(initial)
     same = len(expected) == len(leaves) and all(
@@ -410,11 +412,11 @@ def restore_state(initial: Any, leaves: Sequence[np.ndarray]) -> Any:
     )
     if not same:
         raise RunError(
-            "The checkpoint holds a state of another form than this version of the algorithm has; "
+            "The checkpoint holds a state of another form than this version of the method uses; "
             "choose another --experiment_name."
         )
     state = tf.nest.pack_sequence_as(initial, list(leaves))
-    # Other parts may grow as the run does.
+    # Other parts of the state may grow during a run, so only the weights' shapes are compared.
     shapes, found = ([np.shape(w) for w in tf.nest.flatten(s.weights)] for s in (initial, state))
     if found != shapes:
         raise RunError(

@@ -1,4 +1,4 @@
-"""A method that is one program, the same in every round, on the clients of a run."""
+"""Methods with one program, the same in every round, on the clients of a run."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ CohortOfRound = Callable[[int, Any], Cohort]
 
 
 class RunMethod(Protocol):
-    """A run's method with its clients, before it is said who carries its rounds out.
+    """A run's method with its clients, independent of the executor of its rounds.
 
     Attributes:
-      process: What `tff_algos.build` gives.
-      method: The method itself; `None` if it is several programs.
-      client_state: `ClientState` of a client that was in no round yet; `None` if clients keep
-        nothing.
-      personal_weights: As of `tff_algos.method.Method`.
+      process: The result of `tff_algos.build`.
+      method: The method itself; `None` if it has several programs.
+      client_state: `ClientState` of a client before its first round; `None` if clients keep no
+        state.
+      personal_weights: As in `tff_algos.method.Method`.
     """
 
     process: Any
@@ -37,37 +37,37 @@ class RunMethod(Protocol):
     personal_weights: Callable | None
 
     def programs(self) -> Mapping[str, Program]:
-        """Returns the programs of its rounds by name; the one of most methods has none.
+        """Returns name → program of its rounds; the only program of most methods is named "".
 
         Raises:
-          RunError: If the engine cannot carry its aggregator out.
+          RunError: If the engine does not support its aggregator.
         """
 
     def data(self, name: str, round_index: int, chunk: Chunk, given: Any) -> Sequence[Any]:
-        """Makes what the clients of a chunk work on in a program.
+        """Makes the data of a chunk's clients for a program.
 
         Args:
           name: The program.
           round_index: The round, from 0.
           chunk: The chunk.
-          given: As of `CohortInChunks.given`.
+          given: As from `CohortInChunks.given`.
         """
 
     def in_engine(self, programs: Mapping[str, Program], pool: Pool) -> Process:
-        """Returns the process whose rounds a pool carries out, chunk by chunk."""
+        """Returns a process whose rounds a pool executes, chunk by chunk."""
 
     def through_tff(self) -> Process:
-        """Returns the process whose rounds the installed context of TFF's carries out."""
+        """Returns a process whose rounds the installed TFF context executes."""
 
     def cohorts(self, in_engine: bool) -> contextlib.AbstractContextManager[CohortOfRound]:
-        """Makes the function from a round and the state before it to the round's cohort.
+        """Yields a function from (round, state before it) to the round's cohort.
 
         Args:
-          in_engine: Whether the clients' data are left to the engine.
+          in_engine: Whether the engine makes the clients' data.
         """
 
     def findings(self, state: Any) -> Findings | None:
-        """Returns what a state says of clients' labels; `None` if that is nothing."""
+        """Returns a state's findings on clients' labels; `None` if there are none."""
 
 
 class OneProgram:
@@ -92,7 +92,7 @@ class OneProgram:
         try:
             return {"": engine.program_of(self.process)}
         except NotVectorizable as e:
-            raise RunError(f"The engine cannot carry the aggregator out: {e}") from e
+            raise RunError(f"The engine does not support this aggregator: {e}") from e
 
     def data(self, name: str, round_index: int, chunk: Chunk, given: Any) -> Sequence[Any]:
         """As `RunMethod.data`."""
@@ -135,5 +135,5 @@ class OneProgram:
             yield lambda round_index, state: ahead(round_index)
 
     def findings(self, state: Any) -> None:
-        """As `RunMethod.findings`: a method of one program finds nothing out."""
+        """As `RunMethod.findings`; methods with one program have none."""
         del state

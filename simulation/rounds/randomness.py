@@ -1,9 +1,10 @@
-"""Randomness of a run as pure functions of a seed and what it is for.
+"""Randomness of a run as pure functions of a seed and a purpose.
 
-Nothing here has state, so runtimes agree and a resumed run draws what the uninterrupted run drew.
-Seeds are tuples of whole numbers for `numpy.random.SeedSequence`. The second entry names the
-purpose and is never 0: `SeedSequence` pads with zeros, so tuples of unequal length stay different
-by it alone. Every entry must be below 2**32, or it would take up two words and shift the rest.
+These functions have no state. So runtimes agree, and a resumed run draws the same numbers as an
+uninterrupted one. Seeds are tuples of integers for `numpy.random.SeedSequence`. The second entry
+identifies the purpose and is never 0, since `SeedSequence` pads with zeros: it distinguishes tuples
+of unequal length. Every entry must be below 2**32, since a larger one would occupy two words and
+shift the rest.
 """
 
 import hashlib
@@ -27,18 +28,18 @@ def cohort(seed: int, round_index: int, num_clients: int, size: int) -> np.ndarr
       size: Number of clients to draw.
 
     Returns:
-      int64 `[size]`, indices of distinct clients in the order in which their updates are summed.
+      int64 `[size]`, indices of distinct clients, in the order of summation.
     """
     rng = np.random.default_rng((seed, _COHORT, round_index))
     return rng.choice(num_clients, size, replace=False)
 
 
 def visits(seed: int, iteration: int, num_clients: int) -> np.ndarray:
-    """Draws in which order a stage that visits every client once does so.
+    """Draws the order of clients for a stage that visits every client once.
 
     Args:
       seed: `--client_datasets_random_seed`.
-      iteration: Which time it does, from 0.
+      iteration: Number of the stage's pass over all clients, from 0.
       num_clients: Number of all training clients.
 
     Returns:
@@ -48,12 +49,12 @@ def visits(seed: int, iteration: int, num_clients: int) -> np.ndarray:
 
 
 def order_seed(seed: int, round_index: int, client: int) -> tuple[int, ...]:
-    """Returns the seed of the order of a client's examples in a round; the epoch is added to it."""
+    """Returns the seed of the order of a client's examples in a round; append the epoch to it."""
     return (seed, _ORDER, round_index, client)
 
 
 def dropout_seed(seed: int, round_index: int, client: int) -> tuple[int, ...]:
-    """Returns the seed of all that is random in a client's work in a round."""
+    """Returns the seed of dropout and all other randomness in a client's work in a round."""
     return (seed, _DROPOUT, round_index, client)
 
 
@@ -69,7 +70,7 @@ def validation_rows(seed: int, num_examples: int, size: int) -> np.ndarray:
     Args:
       seed: `--seed`.
       num_examples: Number of all central test examples.
-      size: How many to take; all, in their own order, if there are no more than that.
+      size: Number of examples to draw; if there are not more, all are taken in their order.
 
     Returns:
       int64 `[min(size, num_examples)]`, ascending.
@@ -83,16 +84,16 @@ def validation_rows(seed: int, num_examples: int, size: int) -> np.ndarray:
 def held_out_clients(seed: int, ids: Sequence[str], number: int) -> np.ndarray:
     """Draws clients that are held out of training.
 
-    Each client draws a number of its own, by the seed and its id; those with the least are held
-    out. So neither the order of the clients nor the number of the others matters to a draw.
+    Each client's number is drawn from the seed and its id. The clients with the smallest numbers
+    are held out. So a client's number does not depend on the order or the number of clients.
 
     Args:
       seed: `--seed`.
       ids: Ids of all clients.
-      number: How many to hold out.
+      number: Number of clients to hold out.
 
     Returns:
-      int64 `[number]`, places in `ids`, ascending.
+      int64 `[number]`, positions in `ids`, ascending.
     """
     words = random.seed_words([(seed, _HELD_OUT_CLIENTS, *_words(name)) for name in ids], 2)
     draws = words[:, 0].astype(np.uint64) << np.uint64(32) | words[:, 1]
@@ -106,7 +107,7 @@ def held_out_rows(seed: int, client_id: str, num_examples: int, number: int) -> 
       seed: `--seed`.
       client_id: Id of the client.
       num_examples: Number of its examples.
-      number: How many to hold out.
+      number: Number of examples to hold out.
 
     Returns:
       int64 `[number]`, ascending.

@@ -1,4 +1,4 @@
-"""A method in stages (`tff_algos.driver`) on the clients of a run: a program for each stage."""
+"""Methods in stages (`tff_algos.driver`) on the clients of a run, with a program per stage."""
 
 import collections
 import contextlib
@@ -20,7 +20,7 @@ from tff_algos import client_data
 from tff_algos.driver import Driver, Findings
 from tff_algos.registry import RoundPlan
 
-# Examples of a batch that is only looked at.
+# Batch size for passes over examples without training.
 _LOOK_BATCH = 100
 
 
@@ -28,11 +28,11 @@ class TrainingClients:
     """The training clients of a run, as `tff_algos.driver.Clients`.
 
     Attributes:
-      num_examples: int64 `[N]`, examples of each that are trained on.
+      num_examples: int64 `[N]`, number of training examples of each client.
     """
 
     def __init__(self, train: FederatedData, settings: Mapping[str, Any]):
-        """Initialises from what the clients train on and the run's settings."""
+        """Initialises from the clients' training examples and the run's settings."""
         self._train = train
         size = cohorts.batch_size(train, settings)
         self._settings = {**settings, "client_batch_size": size}
@@ -48,7 +48,7 @@ class TrainingClients:
         return randomness.visits(seed, iteration, len(self.num_examples))
 
     def sample(self, round_index: int, among: np.ndarray) -> np.ndarray:
-        """As `Clients.sample`; where `among` is all clients, the draw is that of other methods."""
+        """As `Clients.sample`; if `among` is all clients, the draw equals that of other methods."""
         seed = self._settings["client_datasets_random_seed"]
         size = min(self._settings["clients_per_round"], len(among))
         return among[randomness.cohort(seed, round_index, len(among), size)]
@@ -69,7 +69,7 @@ class TrainingClients:
 class Stages:
     """Implements `simulation.rounds.one_program.RunMethod` for a driver.
 
-    It has a program for each stage; which one runs in a round depends on the state.
+    It has a program for each stage; the state determines which one a round runs.
     """
 
     method = client_state = personal_weights = None
@@ -117,7 +117,7 @@ class Stages:
 
     @contextlib.contextmanager
     def cohorts(self, in_engine: bool) -> Iterator[CohortOfRound]:
-        """As `RunMethod.cohorts`: the state tells who takes part and what they are to do."""
+        """As `RunMethod.cohorts`; clients and their assignments follow from the state."""
         del in_engine
 
         def told(round_index, state):
@@ -140,8 +140,8 @@ class StagedProcess:
         Args:
           driver: The driver.
           clients: The clients that it trains on.
-          carry_out: `(round from 0, program, state before it, assignments) -> RoundOutput`; by
-            default TFF carries rounds out.
+          carry_out: (round from 0, program, state before it, assignments) → `RoundOutput`; by
+            default TFF executes rounds.
         """
         self._driver, self._clients, self._carry_out = driver, clients, carry_out
 
@@ -152,7 +152,7 @@ class StagedProcess:
     def next(
         self, state: Any, cohort: Cohort, client_states: Sequence[Any] | None = None
     ) -> RoundOutput:
-        """As `simulation.protocol.Process.next`, and what is to be done after the round."""
+        """As `simulation.protocol.Process.next`, followed by the driver's step after the round."""
         del client_states
         moved = {}
 
@@ -178,19 +178,22 @@ class StagedProcess:
 def label_noise(
     findings: Findings, given: TrainingClients, true: TrainingClients
 ) -> collections.OrderedDict[str, float]:
-    """Compares what a method thinks of clients' labels with the truth, for reports only.
+    """Compares a method's findings on clients' labels with the truth, for reports only.
 
     Args:
-      findings: What the method thinks.
-      given: The clients with the labels that they came with.
+      findings: The method's findings.
+      given: The clients with their original labels.
       true: The same clients with true labels.
 
     Returns:
-      `noise/noisy_clients`, those with a wrong label, and `noise/found_clients`; of the latter's
-      agreement with the former `noise/precision` and `noise/recall`; `noise/labels_wrong`, the
-      share of all labels that is wrong now; `noise/labels_corrected`, the share right now of those
-      that were wrong; `noise/labels_spoiled`, the share wrong now of those that were right. A ratio
-      to nothing is left out.
+      Column → value. A ratio with denominator 0 is left out.
+
+      * `noise/noisy_clients`: number of clients with a wrong label.
+      * `noise/found_clients`: number of clients that the method considers noisy; `noise/precision`
+        and `noise/recall` compare them with the former.
+      * `noise/labels_wrong`: share of all labels that are wrong now.
+      * `noise/labels_corrected`: share of originally wrong labels that are right now.
+      * `noise/labels_spoiled`: share of originally right labels that are wrong now.
     """
     everyone = range(len(given.num_examples))
     truth = np.concatenate([true.labels(k) for k in everyone])

@@ -1,8 +1,8 @@
-"""Training examples held out to choose settings by.
+"""Validation data: training examples that are held out, by which settings are chosen.
 
 `--validation_fraction` holds out a part of every client's examples, `--validation_clients` whole
-clients. Neither takes part in training. Which ones is a function of `--seed` and the client's id
-alone, so the split is the same in every runtime, with chunks and with workers.
+clients. Neither takes part in training. The split depends only on `--seed` and the client's id. So
+it is the same in every runtime, with chunks and with workers.
 """
 
 import dataclasses
@@ -48,15 +48,14 @@ class _Rows:
 
 
 def split(task: Task, settings: Mapping[str, Any]) -> Task:
-    """Returns a task whose `train` lacks what is held out, which is its `validation`.
+    """Returns a task with held-out examples moved from `train` to `validation`.
 
     Args:
       task: The task.
-      settings: The run's settings; of these `seed`, `validation_fraction` and
-        `validation_clients`.
+      settings: The run's settings; uses `seed`, `validation_fraction` and `validation_clients`.
 
     Raises:
-      HparamError: If the task has validation examples already, or nothing would be held out, or
+      HparamError: If the task has validation examples already, if nothing would be held out, or if
         no client would be left to train.
     """
     fraction, share = settings["validation_fraction"], settings["validation_clients"]
@@ -64,7 +63,7 @@ def split(task: Task, settings: Mapping[str, Any]) -> Task:
         return task
     if task.validation is not None:
         raise HparamError(
-            f"--task={task.name} has validation examples of its own; leave out "
+            f"--task={task.name} already has validation examples; leave out "
             "--validation_fraction and --validation_clients."
         )
     ids, sizes = list(map(str, task.train.client_ids)), np.asarray(task.train.sizes, np.int64)
@@ -77,7 +76,7 @@ def split(task: Task, settings: Mapping[str, Any]) -> Task:
         )
     held_out = randomness.held_out_clients(seed, ids, number)
     training = np.setdiff1d(np.arange(len(ids)), held_out)
-    # Half up; every client keeps an example to train on.
+    # Rounds half up; every client keeps at least one training example.
     of_client = np.minimum(np.floor(fraction * sizes + 0.5), np.maximum(sizes - 1, 0))
     of_client = of_client.astype(np.int64)
     of_client[held_out] = sizes[held_out]

@@ -1,1 +1,1 @@
-"""TFF's side: its computations in this process, and in TFF's own worker."""
+"""Execution of TFF computations, in this process and in TFF's own worker."""

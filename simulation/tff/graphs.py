@@ -18,7 +18,7 @@ from simulation.tff.values import ARRAYS
 from tff_algos.method import APPEND_ROWS
 from tff_suite.compat import (
     atomic_function,
-    context,  # Where functions must be known to be called.
+    context,  # The eager context, in which functions are registered.
     func_graph,
 )
 
@@ -62,8 +62,8 @@ def _assembler(binding) -> Callable:
 def _rename_functions(graph_def, suffix: str):
     """Appends `suffix` to the name of every function that `graph_def` defines.
 
-    Functions of all graphs live in one name space of the eager runtime, and TFF's graphs give
-    different functions the same name.
+    Functions of all graphs share one namespace in the eager runtime, but TFF's graphs use the same
+    name for different functions.
     """
     names = {f.signature.name: f.signature.name + suffix for f in graph_def.library.function}
 
@@ -97,7 +97,7 @@ def _make_resources_anonymous(graph_def):
     """Makes each execution of the graph create its own variables and lookup tables.
 
     Raises:
-      NotImplementedError: If the graph holds another resource that executions would share.
+      NotImplementedError: If the graph has another kind of resource, which executions would share.
     """
     bodies = [graph_def.node] + [f.node_def for f in graph_def.library.function]
     for node in (node for body in bodies for node in body):
@@ -112,7 +112,7 @@ def _make_resources_anonymous(graph_def):
         else:
             raise NotImplementedError(
                 f"The TensorFlow graph of this TFF computation uses a {node.op} ({node.name}), "
-                "which clients would share. The in-process runtime can not run it."
+                "which clients would share. The in-process runtime does not support it."
             )
 
 
@@ -121,7 +121,7 @@ def _node_of(tensor: str) -> str:
 
 
 def _ancestors(graph_def, names: Iterable[str]) -> set[str]:
-    """Returns the names of nodes and of all that they need."""
+    """Returns the names of nodes and of all their ancestors."""
     nodes = {node.name: node for node in graph_def.node}
     found, pending = set(), list(names)
     while pending:
@@ -133,10 +133,10 @@ def _ancestors(graph_def, names: Iterable[str]) -> set[str]:
 
 
 def _initialize_first(graph_def, initialize_op: str):
-    """Makes everything that uses what `initialize_op` initialises wait for it.
+    """Adds control dependencies on `initialize_op` to the nodes that use initialised values.
 
-    TFF's worker runs the initialiser in a session call of its own. Here one call does both, so
-    every node outside the initialiser that takes an input from inside it must wait.
+    TFF's worker runs the initialiser in a separate session call. Here one call does both, so every
+    node outside the initialiser with an input from inside it must wait.
     """
     initializer = _ancestors(graph_def, [initialize_op])
     for node in graph_def.node:
@@ -145,9 +145,10 @@ def _initialize_first(graph_def, initialize_op: str):
 
 
 def _function_of(graph_def, feeds: list[str], fetches: list[str], name: str):
-    """Returns the function from tensors of a graph to others of it, flat.
+    """Returns a function from some tensors of a graph to others, with flat arguments.
 
-    What `tf.compat.v1.wrap_function` and its `prune` give, which makes all nodes anew in Python.
+    It is equivalent to `tf.compat.v1.wrap_function` with `prune`, which would create all nodes anew
+    in Python.
     """
     needed = _ancestors(graph_def, map(_node_of, [*feeds, *fetches]))
     for i in reversed(range(len(graph_def.node))):
@@ -164,7 +165,7 @@ def _function_of(graph_def, feeds: list[str], fetches: list[str], name: str):
 
 
 def _appends_rows(graph_def, fetches: list[str]) -> bool:
-    """Whether all that a graph gives is rows with those of one more client appended."""
+    """Returns whether a graph only appends a client's rows to its inputs."""
     ops = {node.name: node for node in graph_def.node}
 
     def source(tensor):
@@ -181,7 +182,7 @@ class Graph:
     """A TensorFlow graph of a TFF computation, callable with a value and returning a value.
 
     Attributes:
-      appends_rows: Whether it is what `tff_algos.method.TffFederation.stack` does for each client.
+      appends_rows: Whether it is the step of `tff_algos.method.TffFederation.stack` for one client.
     """
 
     def __init__(self, tensorflow_pb: Any, digest: str):
@@ -206,7 +207,7 @@ class Graph:
             self._shared = graph_calls.Shared(self._function)
 
     def __call__(self, argument):
-        """Returns the graph's value for an argument, `None` for a graph without parameter."""
+        """Returns the graph's value; `argument` is `None` for a graph without parameter."""
         if self._function is None:
             return self._assemble(iter(()))
         flat = []
@@ -217,7 +218,7 @@ class Graph:
         return self._assemble(map(eager_tensors.lean, outputs))
 
     def call_in_graph(self, flat: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the value for flat arguments, as part of the graph that is being built."""
+        """Returns the value for flat arguments, within the graph that is being built."""
         if self._function is None:
             return self._assemble(iter(()))
         return self._assemble(iter(self._function(*flat, *self._extra_arguments)))
@@ -228,7 +229,7 @@ _graphs = weakref.WeakValueDictionary()
 
 
 def load(tensorflow_pb: Any) -> Graph:
-    """Returns the `Graph` of a `computation_pb2.TensorFlow`, one for all equal ones in use."""
+    """Returns the `Graph` of a `computation_pb2.TensorFlow`; equal ones share one object."""
     key = computation_pb2.TensorFlow()
     key.CopyFrom(tensorflow_pb)
     key.ClearField("cache_key")

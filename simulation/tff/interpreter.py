@@ -1,10 +1,15 @@
 """The interpreter of TFF computations: building blocks and federated intrinsics over graphs.
 
-Inside it a value is: an eager tensor, or at a client an array of the caller's, so that only the
-clients at work hold a copy of their data; the variant tensor of a data set; a `tuple` for a
-structure, by position; a `list` with an entry for each client of the cohort; an
-`tff_values.AllEqual` for what is the same at all clients; a one-argument callable for a function. A
-server-placed value is just the value.
+Values have these forms inside the interpreter:
+
+- tensor: an eager tensor; at clients possibly an array of the caller's, so that only clients in
+  progress hold a copy of their data,
+- data set: a variant tensor,
+- structure: a `tuple`, by position,
+- client-placed value: a `list` with an entry for each client of the cohort, or a
+  `tff_values.AllEqual` if it is the same at all clients,
+- function: a callable with one argument,
+- server-placed value: the value itself.
 """
 
 import collections
@@ -24,7 +29,7 @@ from simulation.tff import streams as tff_streams
 from simulation.tff.values import AllEqual, egester, per_client
 from tff_suite.compat import tensorflow_utils
 
-# Not a name that TFF can give a reference.
+# TFF cannot use this as the name of a reference.
 NUM_CLIENTS = "<number of clients>"
 
 
@@ -75,7 +80,7 @@ class Interpreter:
             value = tf.constant(block.value, tf.as_dtype(block.type_signature.dtype.type))
             return lambda env: value
         raise NotImplementedError(
-            f"The in-process runtime can not interpret a {type(block).__name__} ({block!s:.200})."
+            f"The in-process runtime cannot interpret a {type(block).__name__} ({block!s:.200})."
         )
 
     def _resolve_compiled(self, block):
@@ -184,15 +189,15 @@ class Interpreter:
         return list(zip(*[per_client(e, num_clients) for e in elements], strict=True))
 
     def _aggregate(self, num_clients, argument):
-        # The merge function is for partial sums, and there are none here.
+        # The merge function is not used, since there are no partial sums here.
         values, total, accumulate, _, report = argument
         values = per_client(values, num_clients)
-        # One client after the other, every step would copy all the rows before it.
+        # Stacked at once: client by client, every step would copy all earlier rows.
         if num_clients and getattr(accumulate, "appends_rows", False):
             return report(_stack(list(values)))
         for value in values:
             total = accumulate((total, value))
-            # The next one may be made now; this one is as large as the model.
+            # Freed before the next one is made, since it is as large as the model.
             del value
         return report(total)
 
@@ -210,11 +215,11 @@ class Interpreter:
         """Returns `function` of each client's argument, in cohort order.
 
         Raises:
-          What `function` raises for the first client, in cohort order, for which it does.
+          Exception: The exception of the first client, in cohort order, for which `function` fails.
         """
         results = [None] * len(arguments)
         failures = []
-        # A thread takes the next client when it is free; taking from a range's iterator is atomic.
+        # An idle thread takes the next client; `next` on a range's iterator is atomic.
         clients = iter(range(len(arguments)))
 
         def work():
@@ -238,7 +243,7 @@ class Interpreter:
 
 
 def _only_called(function):
-    """Returns the compiled computation f of `x -> let y = f(x) in y`, as the compiler writes f."""
+    """Returns f for the form `x -> let y = f(x) in y` that the compiler gives a computation f."""
     blocks = tff.framework
     body = function.result
     if not isinstance(body, blocks.Block) or len(body.locals) != 1:

@@ -1,11 +1,11 @@
-"""TFF's own C++ runtime, started and ended by us.
+"""Starts and ends TFF's own C++ runtime.
 
-TFF starts its `worker_binary` by itself, lets it write to the parent's output and leaves it running
-when the parent ends; and the worker listens on every address of the machine, for anybody. Here a
-supervisor stands between, which kills the worker when the parent ends, however it ends, and keeps
-it in a network namespace of its own (`supervisor.py`): what talks to the worker is this user's, and
-does so through a Unix socket without a name in the file system. The worker writes to a file that
-vanishes with its last user.
+By default, TFF starts its `worker_binary` itself, lets it write to the parent's output and leaves
+it running when the parent ends. The worker also accepts unauthenticated connections on every
+interface. So this module runs it under a supervisor (`supervisor.py`). The supervisor kills the
+worker when the parent ends, even if the parent is killed. It also keeps the worker in a private
+network namespace. Only this user can connect, through a Unix socket without a name in the file
+system. The worker writes to a temporary file that is removed with its last user.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    # The first attempts to connect come before the worker listens; by default the next is a second
-    # later.
+    # The first attempts to connect come before the worker listens; by default gRPC would wait a
+    # second before the next one.
     ("grpc.initial_reconnect_backoff_ms", 20),
     ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 20),
@@ -39,7 +39,7 @@ class _Worker:
     """A running worker.
 
     Attributes:
-      address: Where it is served, as gRPC names it.
+      address: Its address, in gRPC's form.
     """
 
     def __init__(self, binary: str, num_threads: int | None):
@@ -69,23 +69,23 @@ class _Worker:
             raise RuntimeError(f"TFF's worker has ended. The end of its output:\n{tail}")
 
     def warn_if_open(self) -> None:
-        """Prints a line if others than this user may talk to the worker."""
+        """Prints a warning if other users may connect to the worker."""
         try:
             if supervisor.has_own_network(self._supervisor):
                 return
         except FileNotFoundError:
-            # It has ended, which the next call of a computation reports.
+            # The worker has ended; the next call of a computation will report it.
             return
         why = self._output().split("\n", 1)[0]
         print(
-            "warning: TFF's worker, which asks nobody for a password, can be reached from other "
-            f"machines: it can have no network of its own here ({why})",
+            "warning: TFF's worker accepts unauthenticated connections from other machines, since "
+            f"the kernel does not allow a private network here ({why})",
             file=sys.stderr,
             flush=True,
         )
 
     def _output(self):
-        # Its offset is the worker's.
+        # Read by position, since the file's offset is shared with the worker.
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, 0).decode("utf-8", "replace").strip()
 
@@ -99,12 +99,12 @@ def _worker_binary() -> str:
 
     binary = os.path.join(os.path.dirname(tff.__file__), "data", "worker_binary")
     if not os.access(binary, os.X_OK):
-        raise RuntimeError(f"TFF's worker is missing or can not be executed: {binary}.")
+        raise RuntimeError(f"TFF's worker is missing or cannot be executed: {binary}.")
     return binary
 
 
 def _connect(worker: _Worker, channel):
-    """Returns TFF's stub of `worker` once it answers; raises a `RuntimeError` if it does not."""
+    """Returns TFF's stub for `worker` once it answers; raises a `RuntimeError` if it does not."""
     from tff_suite.compat import remote_executor_grpc_stub
 
     stub = remote_executor_grpc_stub.RemoteExecutorGrpcStub(channel)
@@ -122,7 +122,7 @@ def _connect(worker: _Worker, channel):
 
 @contextlib.contextmanager
 def _running_worker(num_threads: int | None):
-    """Yields a running worker and TFF's stub of it; tries again if the worker ends at its start."""
+    """Yields a running worker and TFF's stub; retries if the worker ends during its start."""
     import grpc
 
     binary = _worker_binary()
@@ -145,7 +145,7 @@ def native_context(num_threads: int | None = None) -> Iterator[Any]:
     """Starts TFF's worker, yields a TFF context that runs computations in it, and ends it.
 
     Args:
-      num_threads: How many TensorFlow graphs the worker runs at once; by default it sets no limit.
+      num_threads: Number of TensorFlow graphs that the worker runs at once; by default unlimited.
 
     Yields:
       A `tff.framework.SyncContext`. A call of a computation raises a `RuntimeError` if the worker

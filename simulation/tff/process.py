@@ -1,4 +1,4 @@
-"""A method's rounds through its TFF computation, as the loop runs them.
+"""A method's rounds, executed as TFF computations, in the form that the loop needs.
 
 The computation runs in the context of this thread: TFF's compiler and our interpreter of its
 intrinsics (`tff`), or TFF's own worker (`native`). Both are independent checks on the engine.
@@ -19,13 +19,13 @@ from tff_suite import memory
 
 
 class TffProcess:
-    """Implements `simulation.protocol.Process` by a process of `tff_algos.build`, or one like it.
+    """Implements `simulation.protocol.Process` by a process of `tff_algos.build`, or a similar one.
 
-    A cohort brings its clients' data (`Cohort.work`).
+    A cohort contains its clients' data (`Cohort.work`).
     """
 
     def __init__(self, process: Any):
-        """Initialises from the process, to be used where a context of TFF's is installed."""
+        """Initialises from the process; use it while a TFF context is installed."""
         current = tff.framework.get_context_stack().current
         self._process = process
         self._in_process = isinstance(current, tff_context.InProcessContext)
@@ -57,15 +57,15 @@ class TffProcess:
 
 
 def as_arrays(clients: Sequence[Any]) -> list[Any]:
-    """Returns clients' data as arrays, which is all that TFF's worker takes.
+    """Returns clients' data as arrays, the only form that TFF's worker takes.
 
     Raises:
       HparamError: If they would not fit into memory.
     """
-    # All at once, and in TFF's worker once more.
+    # All clients at once, here and again in TFF's worker.
     memory.require(
         2 * memory.nbytes([(c.x, c.y) for c in clients]),
         f"The examples of {len(clients):,} clients at once, here and in TFF's worker,",
-        "--runtime=tff, fewer clients a round or fewer epochs take less",
+        "--runtime=tff, fewer clients per round or fewer epochs need less",
     )
     return list(map(client_data.arrays, clients))

@@ -1,7 +1,7 @@
-"""Maps over clients whose results are taken one by one, as they come.
+"""Maps over clients whose results are consumed one by one.
 
-A block of a TFF computation maps a function over clients and aggregates parts of what it gives.
-What goes nowhere else, nobody needs to hold of all of them.
+A block of a TFF computation maps a function over clients and aggregates parts of the results. If
+these parts are used nowhere else, they need not be held for all clients at once.
 """
 
 from collections.abc import Callable
@@ -11,12 +11,13 @@ import tensorflow_federated as tff
 
 
 class Streamed(NamedTuple):
-    """What becomes of a map's results.
+    """How a block uses the results of a map.
 
     Attributes:
-      names: Names of them and of all parts of them.
-      taken: Name that an aggregate, or the block's result, takes → that as a function of a result.
-      gathered: Which of these the block's result takes: what clients keep.
+      names: Names of the results and of all their parts.
+      taken: Name that an aggregate or the block's result uses → function that extracts it from a
+        client's result.
+      gathered: Those of the names that the block's result contains: client states.
     """
 
     names: set[str]
@@ -25,14 +26,13 @@ class Streamed(NamedTuple):
 
 
 def streamed(block: Any) -> dict[str, Streamed]:
-    """Finds maps over clients that aggregates of the same block take their values from.
+    """Finds maps over clients whose results go only into aggregates and the block's result.
 
     Args:
       block: A `tff.framework.Block`.
 
     Returns:
-      Name of the map → what becomes of its results. Of a map with results that go elsewhere than
-      into aggregates and the block's own result nothing is told.
+      Name of the map → how its results are used. Maps whose results have other uses are left out.
     """
     found = {}
     for name, value in block.locals:
@@ -48,7 +48,7 @@ def streamed(block: Any) -> dict[str, Streamed]:
 
 
 def _taken_by_aggregates(block, map_name: str) -> Streamed | None:
-    """Returns what `streamed` does for one map, `None` if something else takes of its results."""
+    """Returns the entry of `streamed` for one map, `None` if its results have other uses."""
     of_result = {map_name: lambda result: result}
     taken = {}
     for name, value in block.locals:
@@ -95,7 +95,7 @@ def _called(value, uri: str) -> bool:
 
 
 def _references(block) -> set[str]:
-    """Returns the names that a building block refers to, those it binds itself included."""
+    """Returns the names that a building block refers to, including those that it binds."""
     blocks = tff.framework
     if isinstance(block, blocks.Reference):
         return {block.name}

@@ -22,7 +22,7 @@ from tff_suite.compat import (
 )
 
 _ARRAY_TYPES = typing.get_args(array.Array)
-# Of numbers these become tensors only when, and where, a graph takes them.
+# Arrays of numbers in these forms become tensors only when a graph uses them.
 ARRAYS = (np.ndarray, Gathered)
 
 
@@ -142,7 +142,7 @@ def _sequence_ingester(type_spec: tff.SequenceType, where: str) -> Callable:
             raise TypeError(
                 f"{where} must be a tf.data.Dataset of {type_spec}, found {type(value)}."
             )
-        # Clients' data sets have equal specs, and a comparison is far cheaper than a TFF type.
+        # Clients' data sets have equal specs; comparing specs is far cheaper than making TFF types.
         if value.element_spec not in accepted_specs:
             element = computation_types.tensorflow_to_type(value.element_spec)
             value_serialization._check_container_compat_with_tf_nest(element)
@@ -181,9 +181,9 @@ def _federated_ingester(type_spec: tff.FederatedType, where: str) -> Callable:
 def ingester(type_spec: tff.Type, where: str, keep_arrays: bool = False) -> Callable:
     """Returns a function `(value, cohort_sizes)` from a user's value to the interpreter's.
 
-    It adds the number of clients of every client-placed value to the set `cohort_sizes`, and raises
-    a `TypeError` for a value that is not of `type_spec`; `where` is what messages call the value.
-    With `keep_arrays`, arrays of numbers stay arrays, which become tensors when a graph takes them.
+    The function adds the number of clients of every client-placed value to the set `cohort_sizes`.
+    It raises a `TypeError` for a value that does not have type `type_spec`, in which `where` names
+    the value. With `keep_arrays`, arrays of numbers become tensors only when a graph uses them.
     """
     if isinstance(type_spec, tff.TensorType):
         return _tensor_ingester(type_spec, where, keep_arrays)
@@ -193,7 +193,7 @@ def ingester(type_spec: tff.Type, where: str, keep_arrays: bool = False) -> Call
         return _sequence_ingester(type_spec, where)
     if isinstance(type_spec, tff.FederatedType):
         return _federated_ingester(type_spec, where)
-    raise NotImplementedError(f"{where} of type {type_spec} can not be passed to a computation.")
+    raise NotImplementedError(f"{where} of type {type_spec} cannot be passed to a computation.")
 
 
 def _struct_egester(type_spec: tff.StructType) -> Callable:
@@ -241,4 +241,4 @@ def egester(type_spec: tff.Type) -> Callable:
         if type_spec.all_equal:
             return lambda value: egest_member(value.value)
         return lambda value: [egest_member(member) for member in value]
-    raise NotImplementedError(f"A computation can not return a value of type {type_spec}.")
+    raise NotImplementedError(f"A computation cannot return a value of type {type_spec}.")

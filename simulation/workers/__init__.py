@@ -1,1 +1,1 @@
-"""One run on many processes and machines: its rounds in chunks, done by actors of Ray."""
+"""One run on many processes and machines: Ray actors process its rounds in chunks."""

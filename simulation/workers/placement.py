@@ -1,36 +1,36 @@
-"""Who does which chunks: by predicted time, corrected as rounds go; no number depends on it."""
+"""Distributes chunks over workers by predicted time; results do not depend on it."""
 
 import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
-# A client's time as a power of its local steps; which power fits is seen as rounds go.
+# Candidate exponents for a client's time as a power of its local steps; rounds show which fits.
 _POWERS = np.array([0.0, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1])
 _FORGETTING = 0.98
 
 
 class Prediction:
-    """Seconds of a chunk: a Σ m_k^b over its clients' numbers of local steps m_k.
+    """Predicts the seconds of a chunk as a Σ m_k^b, with m_k local steps of client k.
 
-    That is log-linear in a client's batches, as Pollen's model is (arXiv 2306.17453); b is taken
-    from a few values, a by least squares, and what is long ago counts less.
+    As in Pollen's model (arXiv 2306.17453), this is log-linear in a client's batches. b is chosen
+    from a few values, and a by least squares. Older measurements have less weight.
 
     Attributes:
-      known: How many measurements it rests on.
+      known: Number of measurements.
     """
 
     def __init__(self):
-        """Initialises without measurements: time goes with steps."""
+        """Initialises without measurements; time is then proportional to steps."""
         self._xx, self._xt = np.zeros(len(_POWERS)), np.zeros(len(_POWERS))
         self._tt, self.known = 0.0, 0
 
     def learn(self, steps: np.ndarray, seconds: float) -> None:
-        """Takes what a chunk took on a worker of ordinary speed.
+        """Adds a measurement of a chunk.
 
         Args:
           steps: Local steps of its clients, `[n]`.
-          seconds: What it took.
+          seconds: Its duration on a worker of speed 1.
         """
         x = self._sums(steps)
         self._xx = _FORGETTING * self._xx + x * x
@@ -39,7 +39,7 @@ class Prediction:
         self.known += 1
 
     def seconds(self, steps: np.ndarray) -> float:
-        """Returns what a chunk will take; in arbitrary units before anything was learnt."""
+        """Returns a chunk's predicted seconds; in arbitrary units before the first measurement."""
         x = self._sums(steps)
         if not self._tt:
             return float(x[list(_POWERS).index(1.0)])
@@ -53,21 +53,21 @@ class Prediction:
 
 
 def shares(costs: Sequence[float], speeds: Sequence[float]) -> list[range]:
-    """Cuts chunks into runs of neighbours, one a worker, so that all are done at the same time.
+    """Assigns consecutive chunks to each worker such that all finish at the same time.
 
-    Neighbours, since what they give comes together before it is sent.
+    Consecutive chunks can be combined before their aggregates are sent.
 
     Args:
       costs: Predicted seconds of each chunk on a worker of speed 1.
-      speeds: Of each worker.
+      speeds: Speed of each worker.
 
     Returns:
-      Places of each worker's chunks; together all of them.
+      Positions of each worker's chunks; together they cover all chunks.
     """
     ends = np.cumsum(costs)
     total = ends[-1] if len(ends) else 0.0
     goals = np.cumsum(speeds) / np.sum(speeds) * total
-    # A chunk is whose goal its middle does not reach beyond.
+    # A chunk belongs to the worker in whose share of the total cost its middle lies.
     middles = ends - np.asarray(costs) / 2
     stops = np.searchsorted(middles, goals[:-1], side="right")
     bounds = [0, *np.maximum.accumulate(stops), len(costs)]

@@ -1,7 +1,8 @@
-"""The pool of workers, at the driver: who is there, who does what, and what if one is lost.
+"""The driver's pool of workers: members, distribution of work, and recovery from losses.
 
-A round's numbers come from the cut of its cohort alone, so all that is decided here may be decided
-anew at any time: which worker takes a chunk, that another does it again, that one more has come.
+A round's results depend only on the division of its cohort into chunks. So the pool can change all
+its decisions at any time: which worker processes a chunk, that another repeats it, that a worker
+joins.
 """
 
 import collections
@@ -21,14 +22,14 @@ from simulation.workers.placement import Prediction, shares
 from tff_suite import memory
 from tff_suite.errors import FedError
 
-# A chunk that so many workers were lost over is what they were lost for.
+# If this many workers were lost while they processed the same chunk, the chunk is the likely cause.
 _MOST_LOSSES = 3
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_FOR_FACTS = 30.0
-# The next order is there before the last one is done.
+# A worker always has its next order before it completes the current one.
 _ORDERS_AHEAD = 2
 _SPEED_MEMORY = 0.8
-# Of clients' own models that are sent to be evaluated at a time.
+# Most bytes of clients' own models that are sent for evaluation at a time.
 _PERSONAL_BYTES = 1 << 28
 
 
@@ -37,7 +38,7 @@ class _Member:
 
     def __init__(self, number, actor, beginning):
         self.number, self.actor = number, actor
-        # What tells that it has begun; `None` once it has.
+        # Reference that is ready once the worker has begun; then `None`.
         self.beginning, self.facts = beginning, None
         self.queue: collections.deque[Chunk] = collections.deque()
         self.orders: dict[Any, list[Chunk]] = {}
@@ -69,28 +70,29 @@ class RayPool:
 
         Args:
           ray: The module, connected.
-          programs: The rounds by name, as of `simulation.rounds.one_program.RunMethod`.
-          make: Starts a worker; returns it, and a reference to its facts once it has begun.
-          number: How many workers there are to be.
+          programs: Name → program, as from `simulation.rounds.one_program.RunMethod`.
+          make: Starts a worker; returns it, and a reference that yields its facts once it has
+          begun.
+          number: Number of workers.
           steps: Round, from 0 → predicted local steps of each client of its cohort.
-          room: How many workers there is room for now.
+          room: Returns the number of workers for which the cluster has resources now.
           timeout: Seconds without any worker after which the run stops.
-          say: Takes a line.
+          say: Prints or logs a line.
         """
         self._ray, self._programs, self._make, self._number = ray, programs, make, number
         self.spread = self
         self._steps, self._room, self._timeout, self._say = steps, room, timeout, say
         self._members: list[_Member] = []
         self._numbers = itertools.count()
-        # By process.
+        # By name of the program.
         self._predictions = collections.defaultdict(Prediction)
         self._losses: collections.Counter = collections.Counter()
         self._sent: list[Any] = []
-        # What a lost worker had to do and nobody has yet.
+        # Chunks of lost workers that are not assigned to others yet.
         self._orphans: list[Chunk] = []
         self._failed_starts = 0
-        # Bytes of the round at hand: down by reference, up, and of states both ways; and the
-        # numbers of nodes and orders.
+        # Bytes of the current round: broadcasts by reference, aggregates, and states in both
+        # directions. Also the numbers of nodes and orders.
         self.bytes: collections.Counter = collections.Counter()
         self._round, self._at_work = None, set()
         self._recruit()
@@ -102,16 +104,16 @@ class RayPool:
         self._members.clear()
 
     def wait_for_all(self) -> None:
-        """Waits until all workers that the cluster has room for have begun.
+        """Waits until all workers have begun for which the cluster has resources.
 
         Raises:
-          NoWorkersError: If there is none in time.
-          RunError: If one cannot do the run.
+          NoWorkersError: If no worker begins within the timeout.
+          RunError: If a worker cannot carry out the run.
         """
         self._look(wait_for_all=True)
 
     def moved(self) -> dict[str, float]:
-        """Returns what the latest round came to, by the name of its column.
+        """Returns column → measurement of the latest round's communication.
 
         Broadcasts are counted once, since a machine's object store holds them for all its workers.
         """
@@ -163,16 +165,16 @@ class RayPool:
     def evaluate(
         self, name: str, weights: Sequence[Any], number: int, size: int
     ) -> Iterator[tuple[int, np.ndarray]]:
-        """Has the workers evaluate, each neighbouring chunks of a test set.
+        """Evaluates on the workers; each gets consecutive chunks of a test set.
 
         Args:
           name: The test set, of `simulation.measures.evaluations.TEST_SETS`.
           weights: The model's trainable weights.
           number: Number of its chunks.
-          size: Examples of a chunk.
+          size: Examples per chunk.
 
         Returns:
-          What `simulation.measures.evaluation.Evaluator.sums` gives, for all chunks in order.
+          The results of `simulation.measures.evaluation.Evaluator.sums` for all chunks, in order.
 
         Raises:
           NoWorkersError: If no worker is left and none comes in time.
@@ -193,14 +195,14 @@ class RayPool:
         clients: Sequence[int],
         sizes: Sequence[int],
     ) -> Iterator[tuple[int, Any]]:
-        """Has the workers evaluate clients with weights of their own.
+        """Evaluates clients with their own weights on the workers.
 
         Args:
-          name: Whose examples, see `simulation.measures.evaluations.Share.of_each`.
-          weights: The trainable weights of a client that has none of its own.
+          name: Name of the examples, see `simulation.measures.evaluations.Share.of_each`.
+          weights: The trainable weights for clients without their own.
           own_of: Index of a client → its own weights; `None` if it has none.
           clients: Indices of the clients.
-          sizes: Examples of each.
+          sizes: Number of examples of each.
 
         Yields:
           The index of each client and its metrics.
@@ -234,21 +236,21 @@ class RayPool:
         return self._ray.put([np.asarray(w) for w in weights])
 
     def _shared_out(self, costs, order):
-        """Has each worker do neighbours of a list, and others again what a lost one had to do.
+        """Assigns consecutive items to each worker, and items of lost workers to others.
 
         Args:
-          costs: What each thing costs.
-          order: `(actor, range of things) -> reference to what each of them gives`.
+          costs: Cost of each item.
+          order: (actor, range of items) → reference to their results.
 
         Returns:
-          What each gives.
+          The results of all items.
         """
         number, found = len(costs), {}
         while len(found) < number:
             self._look(wait=not self._ready())
             left = [i for i in range(number) if i not in found]
             ready, orders = self._ready(), {}
-            # What each has in memory is the same in every evaluation, if nobody comes or goes.
+            # If the workers stay the same, each evaluates the same items every time, from memory.
             for member, places in zip(ready, shares(costs, [1.0] * len(ready)), strict=True):
                 mine = [i for i in places if i in left]
                 if mine:
@@ -263,7 +265,7 @@ class RayPool:
         return [found[i] for i in range(number)]
 
     def _begin(self, cohort):
-        """Begins a round, or that of another process in the same one."""
+        """Begins a round, or another program of the same round."""
         if cohort.round_index != self._round:
             self.bytes.clear()
             self._at_work.clear()
@@ -288,7 +290,7 @@ class RayPool:
         self._sent.append(self._ray.put(new))
 
     def _share_out(self, cohort, phase):
-        """Gives each worker what it has done in the phase before, and shares out the rest."""
+        """Gives each worker its chunks of the previous phase, and distributes the rest."""
         free = dict.fromkeys(cohort.chunks)
         for member in self._ready():
             member.queue.clear()
@@ -328,7 +330,7 @@ class RayPool:
             member.orders[member.actor.work.remote(order)] = chunks
 
     def _half(self, queue):
-        """Takes the first half of a queue, by predicted time: others may help with the rest."""
+        """Takes the first half of a queue by predicted time; other workers may steal the rest."""
         left, taken = sum(self._cost_of[c] for c in queue) / 2, []
         while queue and (not taken or self._cost_of[queue[0]] <= left):
             taken.append(queue.popleft())
@@ -336,14 +338,14 @@ class RayPool:
         return taken
 
     def _steal(self, member):
-        """Takes the last chunk of who has most left, unless who has it holds what it needs."""
+        """Steals the last chunk of the busiest worker, unless that worker holds its kept values."""
         others = [m for m in self._ready() if m is not member]
         slowest = max(others, key=lambda m: len(m.queue) / m.speed, default=None)
         if slowest is not None and slowest.queue and slowest.queue[-1] not in slowest.holds:
             member.queue.append(slowest.queue.pop())
 
     def _states(self, member, cohort, phase, chunks, states_of):
-        """Returns what the clients keep, where that is read in this phase or in a replay."""
+        """Returns the clients' states, if this phase or a repeated earlier one reads them."""
         states, phases = {}, self._programs[cohort.stage].phases
         for chunk in chunks:
             first = phase if chunk in member.holds else 0
@@ -353,7 +355,7 @@ class RayPool:
         return states
 
     def _following(self, member, cohort):
-        """Returns the chunks of the next round that a worker is likely to begin with."""
+        """Returns the chunks with which a worker will probably begin the next round."""
         if not cohort.following:
             return ()
         ready = self._ready()
@@ -375,18 +377,18 @@ class RayPool:
         return [m for m in self._members if m.facts]
 
     def _done(self) -> Iterator[tuple[_Member, Any]]:
-        """Waits a little; yields the orders that are done, or whose worker is lost."""
+        """Waits briefly; yields orders that are complete or whose worker is lost."""
         owners = {reference: m for m in self._members for reference in m.orders}
         if not owners:
             return
         done, _ = self._ray.wait(list(owners), num_returns=1, timeout=_SECONDS_BETWEEN_LOOKS)
         for reference in done:
-            # It may have been lost, with its orders, while another was looked at.
+            # The worker may have been lost, with its orders, while another one was processed.
             if reference in owners[reference].orders:
                 yield owners[reference], reference
 
     def _answer(self, member, reference):
-        """Returns what came of an order; `None` if its worker is lost.
+        """Returns the result of an order; `None` if its worker is lost.
 
         Raises:
           RunError: If the worker has failed.
@@ -400,37 +402,37 @@ class RayPool:
             return None
 
     def _lose(self, member):
-        """Has others do what a lost worker had to do."""
+        """Leaves the chunks of a lost worker to others."""
         orphans = [*itertools.chain(*member.orders.values()), *member.queue]
-        # What it was at, its oldest order, may be what it was lost for; what waited behind is not.
+        # Only its oldest order was in progress, so only that one may have caused the loss.
         chunks = next(iter(member.orders.values()), ())
         self._losses[chunks[0] if chunks else None] += 1
         if chunks and self._losses[chunks[0]] == _MOST_LOSSES:
             raise RunError(
                 f"{_MOST_LOSSES} workers were lost over the same {chunks[0].stop - chunks[0].start}"
-                " clients, which may need more memory than a machine has: fewer workers a machine, "
-                "or a smaller --clients_per_chunk, take less."
+                " clients, which may need more memory than a machine has; use fewer workers per "
+                "machine or a smaller --clients_per_chunk."
             )
         member.orders.clear()
         self._remove(member)
         self._orphans += orphans
-        self._say(f"warning: {member.name} was lost; what it had to do is done again by others.")
+        self._say(f"warning: {member.name} was lost; other workers repeat its work.")
 
     def _remove(self, member):
         self._members.remove(member)
         self._ray.kill(member.actor, no_restart=True)
 
     def _recruit(self):
-        """Starts workers in the place of those that are not there."""
+        """Starts workers to replace missing ones."""
         while len(self._members) < self._number:
             actor, beginning = self._make()
             self._members.append(_Member(next(self._numbers), actor, beginning))
 
     def _look(self, wait: bool = False, wait_for_all: bool = False):
-        """Takes in who has begun meanwhile; waits for one, or for all that there is room for.
+        """Registers workers that have begun; may wait for one, or for all that can be started.
 
         Raises:
-          NoWorkersError: If there is none in time.
+          NoWorkersError: If no worker begins within the timeout.
         """
         until = time.monotonic() + self._timeout
         while True:
@@ -449,7 +451,7 @@ class RayPool:
                 if ready:
                     return
                 raise NoWorkersError(
-                    f"No worker was there for {self._timeout:g} seconds (--worker_timeout)."
+                    f"There was no worker for {self._timeout:g} seconds (--worker_timeout)."
                 )
 
     def _take_in(self, member):
@@ -457,7 +459,7 @@ class RayPool:
         try:
             facts = self._ray.get(member.beginning)
         except exceptions.RayTaskError as e:
-            # Other code may be what it has failed for.
+            # Other versions of code may be the cause, so these are checked first.
             with contextlib.suppress(exceptions.RayError):
                 answer = member.actor.facts.remote()
                 _require_versions(self._ray.get(answer, timeout=_SECONDS_FOR_FACTS))
@@ -473,8 +475,8 @@ class RayPool:
             self._failed_starts += 1
             if self._failed_starts == _MOST_LOSSES:
                 raise RunError(
-                    f"{_MOST_LOSSES} workers were lost while they started, which may need more "
-                    f"memory than a machine has ({' '.join(str(e).split())[-300:]})."
+                    f"{_MOST_LOSSES} workers were lost during their start, possibly for lack of "
+                    f"memory ({' '.join(str(e).split())[-300:]})."
                 ) from e
             return
         _require_versions(facts)
@@ -492,11 +494,11 @@ def _require_versions(facts):
 
 
 def _told(name, error) -> Exception:
-    """Returns what a worker's error is to the user: one line."""
+    """Returns a worker's error as one line for the user."""
     cause = error.cause
     text = " ".join(str(cause).split()) or type(cause).__name__
     if isinstance(cause, FedError):
         return type(cause)(f"{name}: {text}")
     if isinstance(cause, MemoryError):
-        return RunError(f"{name} is out of memory; fewer workers a machine take less.")
+        return RunError(f"{name} is out of memory; use fewer workers per machine.")
     return RunError(f"{name} failed: {type(cause).__name__}: {text[:500]}")

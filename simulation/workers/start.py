@@ -1,4 +1,4 @@
-"""From a run's settings to its pool of workers."""
+"""Starts a run's pool of workers from its settings."""
 
 import contextlib
 import dataclasses
@@ -33,17 +33,17 @@ def pool(
     """Starts the workers of a run, on this machine or on a cluster.
 
     Args:
-      request: The run's settings, its runtime settled.
+      request: The run's settings; the runtime is not `auto`.
       data: Digests of its data.
-      programs: The rounds by name, as of `simulation.rounds.one_program.RunMethod`.
+      programs: Name → program, as from `simulation.rounds.one_program.RunMethod`.
       cohorts: The clients of its rounds.
-      say: Takes a line.
-      stack: Ends the workers, and Ray where it was started, when it is closed.
+      say: Prints or logs a line.
+      stack: When it closes, the workers end, and Ray if it was started here.
 
     Raises:
-      HparamError: If this machine has less than the workers are to have, or they cannot be sent
-        what was given or registered in Python.
-      RunError: If the cluster cannot be reached or has no room for a worker.
+      HparamError: If the workers declare more than this machine has, or if objects given or
+        registered in Python cannot be sent to them.
+      RunError: If the cluster cannot be reached or lacks the resources for a worker.
     """
     settings = request.run
     address, number = settings["ray_address"], settings["workers"]
@@ -60,7 +60,7 @@ def pool(
             f"No machine has {cpus:g} CPUs and {settings['gpus_per_worker']:g} GPUs for a worker."
         )
     if found < number:
-        say(f"There is room for {found} of {number} workers now.")
+        say(f"The machines currently have resources for {found} of {number} workers.")
     started = RayPool(
         ray,
         programs,
@@ -80,7 +80,7 @@ def pool(
 
 
 def room(ray: Any, settings: Mapping[str, Any]) -> int:
-    """Returns how many workers the machines that are there have room for."""
+    """Returns the number of workers for which the current machines have resources."""
     number = 0
     for node in ray.nodes():
         if node["Alive"]:
@@ -93,12 +93,12 @@ def room(ray: Any, settings: Mapping[str, Any]) -> int:
 
 
 def _maker(ray, request, data):
-    """Returns what starts a worker."""
+    """Returns a function that starts a worker."""
     settings = request.run
     cpus, gpus = settings["cpus_per_worker"], settings["gpus_per_worker"]
     actor_class = ray.remote(worker.Worker).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0)
     run = {**settings, "import": ",".join(_modules(settings)) or None}
-    # Workers on other machines are to have the data, and the user's modules, of this one.
+    # Workers on other machines must have the same data and modules of the user as this one.
     data = {**data, **code_digests.of_modules(_modules(settings))}
     given = _sent(ray, dataclasses.replace(request, run=run)), ray.put(data)
     node = ray.get_runtime_context().get_node_id()
@@ -111,18 +111,18 @@ def _maker(ray, request, data):
 
 
 def _sent(ray, request):
-    """Returns a reference to a request, with what it has of a user's own objects.
+    """Returns a reference to a request, including the user's own objects.
 
-    It is in a machine's object store once, where its workers share the arrays, read-only.
+    Each machine's object store holds it once; the workers share its arrays, read-only.
 
     Raises:
-      HparamError: If these cannot be sent.
+      HparamError: If the objects cannot be sent.
     """
-    # Only arrays of NumPy's own class are shared; maps of files would be copied into each worker.
+    # Only plain NumPy arrays are shared; memory maps would be copied into each worker.
     ray.util.register_serializer(np.memmap, serializer=np.asarray, deserializer=np.asarray)
     try:
         return ray.put(request)
-    except Exception as e:  # What a user's object raises where it is pickled is its own affair.
+    except Exception as e:  # Pickling a user's object can raise anything.
         if not request.objects:
             raise
         kinds = " and ".join(request.objects)
@@ -135,10 +135,10 @@ def _sent(ray, request):
 
 
 def _modules(settings) -> list[str]:
-    """Returns the modules that have to be imported where a run's method and task are to be known.
+    """Returns the modules that workers must import to know a run's method and task.
 
-    Those that it names, and where a user's own method or task was registered by importing it in
-    Python, theirs.
+    These are the modules of `--import`, and those of methods or tasks that a user's program has
+    registered by importing them.
     """
     found = list(filter(None, (settings["import"] or "").split(",")))
     for kind, at in (("algorithm", tff_algos), ("task", tasks)):
@@ -147,8 +147,8 @@ def _modules(settings) -> list[str]:
             module = _module_of(spec.builder if kind == "algorithm" else spec.loader)
             if module == "__main__":
                 raise HparamError(
-                    f"--workers cannot make the {kind} {settings[kind]}, which the program itself "
-                    "registers: register it in a module of its own."
+                    f"--workers cannot find the {kind} {settings[kind]}, which the main program "
+                    "registers; register it in a separate module."
                 )
             if module.split(".")[0] not in ("tff_algos", "tasks"):
                 found.append(module)
@@ -156,7 +156,7 @@ def _modules(settings) -> list[str]:
 
 
 def _module_of(function: str | Callable) -> str:
-    """Returns the module of a function that is named `module:name`, or given itself."""
+    """Returns the module of a function, given as `module:name` or as the function itself."""
     while isinstance(function, functools.partial):
         function = function.func
     return function.split(":")[0] if isinstance(function, str) else function.__module__

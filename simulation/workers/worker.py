@@ -1,4 +1,4 @@
-"""A worker: an actor of Ray that holds the task, the model and the method, and does chunks."""
+"""A worker: a Ray actor that holds task, model and method, and processes chunks."""
 
 import functools
 import hashlib
@@ -18,13 +18,13 @@ _SUITE = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Facts(NamedTuple):
-    """What a worker is.
+    """Machine, process and versions of a worker.
 
     Attributes:
       node: Id of its machine in the cluster.
       host: Name of the machine.
       pid: Id of its process there.
-      versions: Name → version of what its numbers depend on.
+      versions: Name → version of all packages and code that affect results.
     """
 
     node: str
@@ -34,10 +34,10 @@ class Facts(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a worker is to do.
+    """An order for a worker.
 
     Attributes:
-      stage: Name of the program, of a method of several.
+      stage: Name of the program, for methods with several.
       round_index: The round, from 0.
       phase: The phase of the round.
       chunks: The chunks, in order.
@@ -60,12 +60,12 @@ class Order(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What became of an order.
+    """The result of an order.
 
     Attributes:
-      nodes: Nodes of the tree of chunks, as few as there can be.
-      states: Chunk → what its clients keep, of those that tell.
-      seconds: What each chunk took, in order.
+      nodes: Nodes of the tree of chunks, combined as far as possible.
+      states: Chunk → new states of its clients, if computed.
+      seconds: Seconds of each chunk, in order.
       busy: Seconds of the whole order.
     """
 
@@ -77,7 +77,7 @@ class Answer(NamedTuple):
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Returns what numbers depend on beside settings and data: versions, and the code itself."""
+    """Returns versions and digests of the code, which affect results besides settings and data."""
     digest = hashlib.sha256()
     for folder in ("tff_algos", "simulation", "tasks", "tff_suite", "."):
         pattern = "*.py" if folder == "." else "**/*.py"
@@ -91,15 +91,15 @@ def versions() -> dict[str, str]:
 
 
 class Worker:
-    """The actor; `begin` gives it a run, `work` parts of its rounds."""
+    """The actor: `begin` loads a run, `work` processes parts of its rounds."""
 
     def __init__(self, folder: str, cpus: float, share_gpu: bool):
         """Initialises the process.
 
         Args:
-          folder: The driver's working directory, which paths of its settings are relative to.
-          cpus: Cores that it has declared.
-          share_gpu: Whether others have a part of its GPU.
+          folder: The driver's working directory, to which paths in its settings are relative.
+          cpus: Number of cores that it has declared.
+          share_gpu: Whether it shares its GPU with other workers.
         """
         os.chdir(folder)
         for path in (str(_SUITE), folder):
@@ -118,22 +118,22 @@ class Worker:
         self._schedulers = {}
 
     def facts(self) -> Facts:
-        """Returns what this worker is."""
+        """Returns this worker's facts."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
         return Facts(node, platform.node(), os.getpid(), versions())
 
     def begin(self, request: Any, data: Mapping[str, str], node: str) -> Facts:
-        """Takes a run.
+        """Loads a run.
 
         Args:
-          request: The run's settings, its runtime settled.
-          data: Digests of the data and of the user's modules, which another machine must have.
+          request: The run's settings; the runtime is not `auto`.
+          data: Digests of the data and of the user's modules, to be checked on other machines.
           node: Id of the driver's machine.
 
         Returns:
-          What this worker is.
+          This worker's facts.
 
         Raises:
           HparamError: As a run itself.
@@ -169,7 +169,7 @@ class Worker:
         return facts
 
     def work(self, order: Order) -> Answer:
-        """Does chunks of a phase of a round."""
+        """Processes chunks in a phase of a round."""
         from simulation.engine import scheduler
 
         started = time.perf_counter()

@@ -142,7 +142,7 @@ def test_clients_of_a_run_are_compared(run_folder, capsys):
 
 
 def test_what_a_run_does_not_keep_is_one_line(run_folder, capsys):
-    with pytest.raises(RunError, match="no kept/v; it has kept/m, kept/slots, visits"):
+    with pytest.raises(RunError, match="no part kept/v; it has kept/m, kept/slots, visits"):
         cka.of_run(str(run_folder), "kept/v", 10)
     (run_folder / "client_states.sqlite").unlink()
     assert cka.main([str(run_folder), f"--output={run_folder / 'x'}"]) == 1

@@ -263,7 +263,7 @@ def test_an_untested_main_claim_says_what_less_than_the_protocol_shows():
     ("lines", "said"),
     [
         ([], "needs one main claim"),
-        ([("It.", "no such claim")], "'no such claim' is none"),
+        ([("It.", "no such claim")], "'no such claim' is missing"),
         ([("It.", 0), ("Another.", 1)], "needs one main claim"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_target_by_the_command(tmp_path, capsys):
         (
             {"callbacks": [lambda done: done.weights], "algorithm": "fedcorr", "runtime": "tff",
              "fedcorr_iterations": 1, "fedcorr_stage1_clients": 2},
-            "the weights of a method of several processes cannot be replaced",
+            "the weights of a method in several stages cannot be replaced",
         ),
     ],
     ids=lambda v: "" if isinstance(v, str) else "-".join(v),

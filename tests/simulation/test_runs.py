@@ -63,7 +63,7 @@ def test_every_state(root):
     assert (run.method, run.task, run.seed, run.round) == ("fedavg", "synthetic", 2, 4)
     assert (run.metric, run.value) == ("eval/accuracy", 0.4) and run.bytes > 4096
     now = tff_algos.get("fedavg").version
-    assert f"was of version 99, is of {now}" in found(root)["other"].note
+    assert f"had version 99, now has {now}" in found(root)["other"].note
 
 
 def test_a_run_that_a_process_holds_is_running(root):

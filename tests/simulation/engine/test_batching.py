@@ -348,7 +348,9 @@ def test_states_of_another_number_of_clients_are_refused(problem, sizes):
     whole = stacked(process)
     clients, kept = cohort(problem, 0, sizes), process.initial_client_state()
     for number in (1, 2, 4):
-        with pytest.raises(ValueError, match=f"cohort of 3 clients with the states of {number}"):
+        with pytest.raises(
+            ValueError, match=f"cohort of 3 clients needs as many states, found {number}"
+        ):
             whole.next(process.initialize(), clients, [kept] * number)
 
 

@@ -86,7 +86,7 @@ def test_all_local_data_with_models_of_the_clients(tmp_path):
 
 def test_clients_without_tests_have_no_local_data_to_measure(tmp_path):
     of_all = {k: v for k, v in SETTINGS.items() if not k.startswith("synthetic_")}
-    with pytest.raises(HparamError, match="--evaluate_all_local_data is not used"):
+    with pytest.raises(HparamError, match="--evaluate_all_local_data needs"):
         simulation.run(
             algorithm="fedavg",
             use_synthetic_data=True,

@@ -87,5 +87,5 @@ def test_clients_are_chosen_by_id_or_by_their_first_loss(problem, train):
     with pytest.raises(HparamError, match="there is no client 'x'"):
         losses.chosen("a,x", initial)
     broken = [np.full_like(w, np.nan) for w in initial]
-    with pytest.raises(HparamError, match="no loss of the initial model is a number"):
+    with pytest.raises(HparamError, match="all losses of the initial model are NaN"):
         losses.chosen("extremes", broken)

@@ -166,7 +166,7 @@ def test_trouble_that_can_be_survived_is_told_once():
     )
     assert done == 7
     assert len(log.warnings) == 2
-    assert "round 2: 1 of 2 clients dropped" in log.warnings[0]
+    assert "round 2: 1 of 2 clients were dropped" in log.warnings[0]
     assert "round 3: train/loss is nan" in log.warnings[1]
 
 
@@ -221,7 +221,7 @@ def test_a_run_whose_loss_stays_huge_has_diverged(total):
     log = Log()
     process = FakeProcess(dict.fromkeys(range(min(2, total), total + 1), HUGE))
     first = {"evaluate": lambda w, state: collections.OrderedDict({"eval/loss": 2.0})}
-    with pytest.raises(DivergedError, match="loss of training was above 2e"):
+    with pytest.raises(DivergedError, match="training loss was above 2e"):
         run(process, log, total=total, **first)
     assert max(log.rows) == min(total, 11)
 

@@ -117,7 +117,7 @@ def test_refusals(given, says):
 def test_a_tasks_own_validation_is_not_split_twice():
     task = dataclasses.replace(numbered(), validation=numbered().train)
     assert validation.split(task, settings()) is task
-    with pytest.raises(HparamError, match="has validation examples of its own"):
+    with pytest.raises(HparamError, match="already has validation examples"):
         validation.split(task, settings(0.3))
 
 

@@ -34,7 +34,9 @@ def test_machines_that_join_and_go_leave_no_trace(name):
         shared = dataclasses.replace(request, run={**request.run, **placed})
         pool = start.pool(shared, data, run.programs, run.parts.cohorts, said.append, stack)
         assert len(pool.ready()) == 1
-        assert "There is room for 1 of 2 workers now." in said and len(said) == 2
+        assert (
+            "The machines currently have resources for 1 of 2 workers." in said and len(said) == 2
+        )
         at_work = []
 
         def pools():
@@ -86,9 +88,9 @@ def test_a_run_without_workers_left_stops_with_a_checkpoint_and_goes_on(tmp_path
             assert ray.get(asked, timeout=60) == "here"
             said = run.communicate(timeout=200)[0]
         assert run.returncode == 1 and "Traceback" not in said, said
-        end = [line for line in said.splitlines() if "No worker was there" in line]
+        end = [line for line in said.splitlines() if "There was no worker" in line]
         assert len(end) == 1, said
-        assert end[0].endswith("No worker was there for 45 seconds (--worker_timeout)."), said
+        assert end[0].endswith("There was no worker for 45 seconds (--worker_timeout)."), said
         checkpoint, _ = checkpoints.load_newest(str(tmp_path / "shared" / "checkpoints"))
         assert 5 <= checkpoint.round_num < rounds
         # Row 0 and the header are two more.

@@ -106,7 +106,7 @@ def test_what_answers_at_the_address_but_is_not_ray_is_one_line(monkeypatch):
     with socketserver.TCPServer(("127.0.0.1", 0), OfTheWeb) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         address = f"127.0.0.1:{server.server_address[1]}"
-        with pytest.raises(RunError, match=r"what answers there is not Ray.$") as error:
+        with pytest.raises(RunError, match=r"the service at this address is not Ray.$") as error:
             with cluster.connected(address):
                 pass
         server.shutdown()

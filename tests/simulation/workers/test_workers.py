@@ -352,7 +352,7 @@ def test_without_workers_a_round_ends_in_time_with_a_line(ray, actors):
         return types.SimpleNamespace(), never_begins.remote()
 
     pool = run.pool(ray, make, 2, timeout=0.5)
-    with pytest.raises(NoWorkersError, match=r"^No worker was there for 0.5 seconds"):
+    with pytest.raises(NoWorkersError, match=r"^There was no worker for 0.5 seconds"):
         run.rounds([pool])
 
 
@@ -394,7 +394,7 @@ def test_a_machine_without_the_working_directory_is_one_line(ray, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("when", ["while they started", "over the same 1 clients"])
+@pytest.mark.parametrize("when", ["during their start", "over the same 1 clients"])
 def test_workers_that_are_lost_again_and_again_end_the_run(when, ray):
     """A client that fits no memory would otherwise kill every worker that comes."""
 
@@ -560,7 +560,7 @@ def test_workers_import_where_functions_that_were_registered_themselves_are(monk
     settings = {**request_of("fedadam").run, "import": None, "task": "here"}
     assert start._modules(settings) == [__name__]
     load.__module__ = "__main__"
-    with pytest.raises(HparamError, match=r"cannot make the task here.*module of its own"):
+    with pytest.raises(HparamError, match=r"cannot find the task here.*separate module"):
         start._modules(settings)
 
 
