@@ -137,7 +137,7 @@ _answers: list[dict] = []
 # The flags in force, once `main` has read them.
 FLAGS = types.SimpleNamespace()
 
-# What is read by what runs nothing, beside where things lie.
+# Flag → further flags that it uses; these commands do not run anything.
 _READ = {
     "list": {"paper", "item", "setup", "json"},
     "write_readmes": set(),
@@ -289,8 +289,8 @@ def _check_place(setup, root) -> None:
     for part in (setup.folder, f"{setup.item}/{setup.name}"):
         if pathlib.Path(root, setup.paper, part).resolve().is_relative_to(target):
             raise ReproduceError(
-                f"--record replaces all that is in {target}, and --root_output_dir={root} has the "
-                "runs there; choose another --root_output_dir."
+                f"--record replaces all of {target}, but --root_output_dir={root} puts the runs "
+                "there; choose another --root_output_dir."
             )
 
 
@@ -390,7 +390,7 @@ _MOST_LISTED = 30
 
 def _list() -> None:
     if FLAGS.data_dir and remote.is_address(FLAGS.data_dir):
-        needs.paths_at(FLAGS.data_dir)  # An address that cannot be read is all there is to tell.
+        needs.paths_at(FLAGS.data_dir)  # Raises if the address cannot be read.
     for item in _asked_items():
         if FLAGS.json:
             _answers.extend(map(_listed, _asked_setups(item).values()))
@@ -437,7 +437,7 @@ def _asked_items() -> list[items.Item]:
         return [known[FLAGS.item]] if FLAGS.item else list(known.values())
     if FLAGS.item:
         if not FLAGS.paper:
-            raise UsageError("--item needs --paper; --list shows what there is.")
+            raise UsageError("--item needs --paper; --list shows all papers and items.")
         return [items.load_item(FLAGS.paper, FLAGS.item)]
     return items.all_items(FLAGS.paper)
 
@@ -457,7 +457,7 @@ def _asked_setups(item) -> dict[str, items.Setup]:
     """Returns an item's set-ups, or the one that the flags name.
 
     Raises:
-      ReproduceError: If an item that the flags name has no such set-up.
+      ReproduceError: If the item does not have this set-up.
     """
     if not FLAGS.setup:
         return item.setups
@@ -495,7 +495,7 @@ def main(arguments: list[str]) -> int:
     _parse(arguments)
     run_checks.check_place(FLAGS.root_output_dir)
     if FLAGS.items:
-        # Modules that their flag files import may lie beside them.
+        # The items' folder may contain modules that their flag files import.
         sys.path.append(os.path.abspath(FLAGS.items))
     _answers.clear()
     if FLAGS.list:
@@ -520,9 +520,9 @@ def main(arguments: list[str]) -> int:
         return 0
     if not FLAGS.item:
         needed = "--item" if FLAGS.items else "--paper and --item"
-        raise UsageError(f"{needed} must be set; --list shows what there is.")
+        raise UsageError(f"{needed} must be set; --list shows all papers and items.")
     (item,) = _asked_items()
-    # So that what is printed is JSON alone.
+    # With --json, only JSON may go to standard output.
     with contextlib.redirect_stdout(sys.stderr) if FLAGS.json else contextlib.nullcontext():
         _reproduce_all(list(_asked_setups(item).values()))
         if FLAGS.record and not FLAGS.items:

@@ -72,7 +72,7 @@ def compare(
         try:
             recorded, rows = run.read().recorded, run.read().last_round
         except RunError:
-            continue  # The run itself says what is damaged.
+            continue  # The run itself will report the damage.
         if not recorded or not rows:
             continue
         known = recorded.get("identity")

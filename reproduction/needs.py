@@ -153,7 +153,7 @@ def _flags(flagfile) -> Mapping[str, str]:
 
 
 def _read_by(flags: Mapping[str, Any], stand_in: bool = False) -> DataFiles | None:
-    """Returns what runs with these flags read; `None` for no files, or a task of others."""
+    """Returns the data that runs with these flags read; `None` if no files, or not our task."""
     if flags.get("task") not in tasks.names():
         return None
     spec = tasks.get(flags["task"])

@@ -297,7 +297,7 @@ def measure(runs: Sequence[PlannedRun], resources: Resources) -> dict[str, float
 
 @contextlib.contextmanager
 def with_ray(resources: Resources) -> Iterator[Any]:
-    """Connects to Ray, or starts it on this machine; what it started ends with this process."""
+    """Connects to Ray, or starts it on this machine until the context ends."""
     cores = len(os.sched_getaffinity(0))
     if not resources.address and resources.cpus > cores:
         raise ReproduceError(

@@ -140,7 +140,7 @@ def test_one_row_of_one_set_up_counts_for_a_published_cell():
 def test_of_several_rows_the_item_must_name_one():
     import dataclasses
 
-    with pytest.raises(items.ReproduceError, match=r"qfedavg, qfedavg_reweight .* counted_rows"):
+    with pytest.raises(items.ReproduceError, match=r"qfedavg, qfedavg_reweight; .* counted_rows"):
         score.counted_row(dataclasses.replace(SETUP, counted_rows={}), "qfedavg")
     assert score.counted_row(SETUP, "qfedavg") == "qfedavg"
     assert score.counted_row(SETUP, "fedavg") == "fedavg"
