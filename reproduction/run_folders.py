@@ -319,7 +319,7 @@ def mixtures(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> l
             accepted[texts] = accepted.get(texts, 0) + 1
     mixed = [_mixture(what, versions) for what, versions in found.items() if len(versions) > 1]
     told = "; ".join(dict.fromkeys(mixed))
-    lines = [f"The runs have different versions: {told}."] if mixed else []
+    lines = [f"The runs are not all of one version: {told}."] if mixed else []
     if without and without < len(runs):
         lines.append(f"{without} of {len(runs)} runs recorded neither code nor versions.")
     lines += [

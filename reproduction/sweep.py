@@ -1,10 +1,10 @@
-"""Runs what is missing as Ray tasks, on the cores of one machine or on a cluster.
+"""Carries out missing runs as Ray tasks, on the cores of one machine or on a cluster.
 
 Every run is a task with declared CPUs, GPUs and memory. It does what `run_experiment.py` does with
-the run's flags. Without GPUs a process does up to eight runs, one after the other. A finished run
-is skipped, and a run that was cut off resumes from its last checkpoint. A lost worker or machine
-costs the rounds since then: the task starts again, wherever there is room. What a run prints is in
-`log.txt` in its folder.
+the run's flags. Without GPUs, a process does up to eight runs, one after the other. Finished runs
+are skipped, and interrupted runs resume from their last checkpoint. If a worker or machine is lost,
+the task restarts on any free resources and repeats only the rounds since the last checkpoint. A run
+prints to `log.txt` in its folder.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ LOG = "log.txt"
 # Prefix of the source of an estimate that is not based on runs of the set-up.
 NEAREST = "nearest measured"
 _SECONDS_BETWEEN_PUSHES = 20.0
-# To start a process and import TensorFlow takes longer than a small run does. Each run leaves its
-# graphs in memory, some 10 MB for a small model.
+# Starting a process and importing TensorFlow takes longer than a small run. The number is limited,
+# since each run leaves its graphs in memory, some 10 MB for a small model.
 _RUNS_OF_A_PROCESS = 8
 
 
@@ -45,15 +45,16 @@ class Resources:
     """Where runs are executed, and the resources of each.
 
     Attributes:
-      cpus: Cores of a run.
-      gpus: GPUs of a run; a fraction shares one.
-      memory: Memory of a run in bytes; 0 is not declared.
-      jobs: Most runs at a time; `None` is as many as there is room for.
-      address: Of a Ray cluster (`auto`, `host:port`, `ray://host:port`); `None` is this machine.
-      storage: Folder or fsspec URL where runs are kept, for machines without a common file system.
-      retries: How often a run that failed or was lost is started again.
-      here: Whether runs run in this process, one after the other, and not as Ray tasks: as they
-        must with tasks, models or methods that only this process has.
+      cpus: Cores per run.
+      gpus: GPUs per run; a fraction shares one.
+      memory: Memory per run in bytes; 0 if not declared.
+      jobs: Most runs at a time; `None` for as many as the resources allow.
+      address: Address of a Ray cluster (`auto`, `host:port`, `ray://host:port`); `None` for this
+        machine.
+      storage: Folder or fsspec URL for copies of runs, for machines without a shared file system.
+      retries: How often to restart a run that failed or was lost.
+      here: Whether runs are executed in this process, one after the other, and not as Ray tasks.
+        Tasks, models or methods that exist only in this process need it.
     """
 
     cpus: float = 1

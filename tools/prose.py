@@ -28,7 +28,7 @@ LONGEST_SENTENCE = 30
 LONGEST_HELP = 200  # Characters: two lines of a terminal.
 MOST_SENTENCES_OF_AN_ERROR = 2
 
-# Kinds of text that must be free of faults. The others are on their way.
+# Kinds of text that must be free of faults.
 ENFORCED = (
     "readme",
     "changelog",
@@ -39,6 +39,8 @@ ENFORCED = (
     "development",
     "papers",
     "help",
+    "errors",
+    "docstrings",
 )
 KINDS = {
     "readme": "README.md and CONTRIBUTING.md",
