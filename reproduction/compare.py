@@ -344,7 +344,7 @@ def _of_items(tables, column) -> str:
 
 
 def _between(tables) -> list[str]:
-    """Returns in which versions the runs of several items differ; each item tells of its own."""
+    """Returns lines on versions that differ between items, not within a single one."""
     if len(tables) < 2:
         return []
     rows = [(table.title, run) for table in tables for run in table.runs.itertuples()]

@@ -98,10 +98,10 @@ def is_straight(function: Callable) -> bool:
 def runs_in_one_thread(function: Callable) -> bool:
     """Returns whether `ONE_THREAD` can run a concrete function.
 
-    That executor takes loops as operations of their own. A function that was traced within
-    `calling(ONE_THREAD)` has them so, but not what it calls, if that had been
-    traced before. Branches are not safe as such operations, in whatever executor: a function that
-    has some must be traced outside.
+    That executor needs loops in the form of single operations. A function that was traced within
+    `calling(ONE_THREAD)` has this form, but functions that it calls do not if they were traced
+    earlier. Branches in that form can deadlock in any executor. So a function with branches must be
+    traced outside that context.
     """
     return not any(
         node.op in _BRANCHES or node.attr["_lower_using_switch_merge"].b
