@@ -83,7 +83,6 @@ class Shared:
 # they may wait for each other forever.
 _BRANCHES = frozenset(["Case", "If", "StatelessCase", "StatelessIf"])
 
-
 # The name that TensorFlow gives the executor that stays in the calling thread.
 ONE_THREAD = "SINGLE_THREADED_EXECUTOR"
 
@@ -91,8 +90,13 @@ _LOOPS = frozenset(["While", "StatelessWhile"])
 
 
 def is_straight(function: Callable) -> bool:
-    """Returns whether a concrete function has neither loops nor branches."""
-    return not any(node.op in _LOOPS | _BRANCHES for node in _nodes(function))
+    """Returns whether a concrete function has no loops, no branches and inlines all it calls.
+
+    `ONE_THREAD` can wait for ever if two threads call a function that is not inlined.
+    """
+    calls = function.graph.as_graph_def().library.function
+    jumps = any(node.op in _LOOPS | _BRANCHES for node in _nodes(function))
+    return not jumps and not any(called.attr["_noinline"].b for called in calls)
 
 
 def runs_in_one_thread(function: Callable) -> bool:

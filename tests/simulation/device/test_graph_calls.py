@@ -147,3 +147,28 @@ def test_a_function_marked_to_stay_apart_does_when_a_computation_is_compiled():
         block = tff_context._to_native_form(total)
         assert b"_noinline" in block.proto.SerializeToString()
         np.testing.assert_allclose(total([0.0, 1.0]), 2 * (2 + np.sin(1.0)), rtol=1e-6)
+
+
+def _loop(x):
+    return tf.while_loop(lambda v: tf.reduce_sum(v) < 8, lambda v: v * 2, [x])[0]
+
+
+def _branch(x):
+    return tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: -x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "straight"),
+    [
+        (lambda x: x + 1, True),
+        (tf.function(lambda x: x + 1), True),
+        (tf.function(lambda x: x + 1, experimental_attributes={"_noinline": True}), False),
+        (_loop, False),
+        (_branch, False),
+        (tf.function(_loop), False),
+    ],
+    ids=["plain", "call", "call that is not inlined", "loop", "branch", "call of a loop"],
+)
+def test_straight_functions_are_those_that_one_thread_can_run(fn, straight):
+    traced = tf.function(lambda x: fn(x)).get_concrete_function(tf.TensorSpec([2]))
+    assert graph_calls.is_straight(traced) == straight
