@@ -47,7 +47,8 @@ def _uses() -> tuple[Use, ...]:
     for item in items.all_items():
         for setup in item.setups.values():
             for name, row in setup.rows.items():
-                found.append(Use(item, setup, name, _chosen(row.flagfile)))
+                on_top = {k: str(v) for k, v in row.on_top.items() if k in (_BY_METHOD, _BY_TASK)}
+                found.append(Use(item, setup, name, {**_chosen(row.flagfile), **on_top}))
     return tuple(found)
 
 
@@ -122,8 +123,8 @@ def _used_for(spec, uses: Sequence[Use], other: str) -> list[str]:
         of_paper = [use for use in uses if use.setup.paper == paper]
         items_ = ", ".join(dict.fromkeys(f"`{use.item.name}`" for use in of_paper))
         others = sorted({use.chosen[other] for use in of_paper if other in use.chosen})
-        beside = ", ".join(f"`{name}`" for name in others)
-        lines.append(f"- [{_title(paper)}](../papers/{paper}/README.md): {items_}; with {beside}.")
+        beside = "; with " + ", ".join(f"`{name}`" for name in others) if others else ""
+        lines.append(f"- [{_title(paper)}](../papers/{paper}/README.md): {items_}{beside}.")
     lines += [f"- {_prose(line)}" for line in spec.used_for]
     return ["## Used for", "\n".join(lines)] if lines else []
 
