@@ -13,6 +13,7 @@ from reproduction import points
 from reproduction.setups import (
     FIELDS,
     PAPERS,
+    REQUIRED,
     ReproduceError,
     Row,
     Setup,
@@ -134,15 +135,15 @@ def _checked(where, home, fields):  # noqa: C901
         if key not in FIELDS:
             close = difflib.get_close_matches(key, FIELDS, n=1)
             refuse(f"unknown key {key}." + (f" Did you mean {close[0]}?" if close else ""))
-        kind, is_right = FIELDS[key]
-        if not is_right(value):
-            refuse(f"{key} must be {kind}, found {str(value)[:80]}.")
+        field = FIELDS[key]
+        if not field.is_right(value):
+            refuse(f"{key} must be {field.kind}, found {str(value)[:80]}.")
     if "title" not in fields:
         refuse("title is missing.")
     rows = fields.get("rows", {})
     if not rows and not fields.get("draws"):
         refuse("rows is missing: a table row = flag file.")
-    for key in ("rounds", "seeds", "columns") if rows else ():
+    for key in REQUIRED if rows else ():
         if not fields.get(key):
             refuse(f"{key} is missing.")
     for row, text in rows.items():

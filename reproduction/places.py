@@ -124,10 +124,11 @@ def told(found: changes.Compared) -> list[str]:
     for run, change in found.changed.items():
         by_reason.setdefault(change.text, []).append(run)
     for reason, some in by_reason.items():
-        lines.append(
-            f"{_named(some)} of other code or data ({reason}): kept; today's run gets its own "
-            f"folder, {some[0].beside(found.changed[some[0]].digest).name}."
-        )
+        name = some[0].beside(found.changed[some[0]].digest).name
+        new = f"today's run gets its own folder, {name}"
+        if len(some) > 1:
+            new = f"today's runs get their own folders, such as {name}"
+        lines.append(f"{_named(some)} of other code or data ({reason}): kept; {new}.")
     if found.unknown:
         lines.append(
             f"{_named(found.unknown)} of an earlier version, which recorded neither code nor "

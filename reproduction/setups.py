@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from reproduction import points
 from tff_suite.errors import FedError
@@ -126,15 +126,36 @@ def _of_keys(known: Mapping[str, Callable[[Any], Any]], needed: Iterable[str] = 
     )
 
 
-def _field(kind: str, is_right: Callable[[Any], bool], default: Any = dataclasses.MISSING) -> Any:
+class Field(NamedTuple):
+    """A field that an item's file may set.
+
+    Attributes:
+      kind: The valid values in words.
+      is_right: Says whether a value is valid.
+      help: Its meaning as Markdown.
+    """
+
+    kind: str
+    is_right: Callable[[Any], bool]
+    help: str
+
+
+def _field(
+    kind: str,
+    is_right: Callable[[Any], bool],
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+) -> Any:
     """Returns a field of a set-up that an item's file may set.
 
     Args:
       kind: The valid values in words, for errors.
       is_right: Function that says whether a value is valid.
       default: Its value if the file does not set it; without a default the file must set it.
+      help: Its meaning as Markdown, for docs/items.md.
     """
-    known = {"kind": kind, "is_right": is_right}
+    known = {"field": Field(kind, is_right, help)}
     if isinstance(default, dict | list):
         return dataclasses.field(default_factory=lambda: default, metadata=known)
     return dataclasses.field(default=default, metadata=known)
@@ -161,27 +182,62 @@ class Setup:
     item: str
     name: str
     home: pathlib.Path
-    title: str = _field(*_TEXT)
-    rounds: int = _field("a whole number above 0", _is_count, 0)
-    seeds: Sequence[int] = _field("a list of whole numbers", _is_seeds, [])
-    rows: Mapping[str, Row] = _field("a table row = flag file", _is_texts, {})
+    title: str = _field(
+        *_TEXT,
+        help="of the item, and of each set-up: data, clients and scale in words",
+    )
+    rounds: int = _field(
+        "a whole number above 0",
+        _is_count,
+        0,
+        help="of the protocol; a row whose `sweep` has `total_rounds` overrides it",
+    )
+    seeds: Sequence[int] = _field(
+        "a list of whole numbers",
+        _is_seeds,
+        [],
+        help="each is `--seed` and `--client_datasets_random_seed`",
+    )
+    rows: Mapping[str, Row] = _field(
+        "a table row = flag file",
+        _is_texts,
+        {},
+        help='from the folder of the TOML file; further flags may follow, such as `"blobs.flags '
+        "--algorithm=fedavg\"`. The whole name of a row names its runs' folders; a name with"
+        " blanks or slashes gets a short digest there",
+    )
     columns: Sequence[Mapping[str, Any]] = _field(
         f"a list of tables with name and metric, and of {', '.join(list(_OF_COLUMN)[2:])}",
         lambda v: isinstance(v, list) and all(map(_is_column, v)),
         [],
+        help="of the table. `metric` is a column of `metrics.csv` ([metrics](metrics.md)); then "
+        "`scale`, `offset` and `power` are applied, `digits` are shown. The final model's "
+        'value, or with `last_rounds` the mean over these, or with `best` (`"max"`, '
+        '`"min"`) the best of the run. With `reading_of` the published number of that '
+        "column stands beside this one, too",
     )
     grid: Mapping[str, Mapping[str, Sequence[Value]]] = _field(
-        "a table row = { flag = [values] }", _is_grid, {}
+        "a table row = { flag = [values] }",
+        _is_grid,
+        {},
+        help="one point of it is chosen by `selection`. With `sample` a flag may have a range "
+        "instead: `{log = [0.001, 1]}` or `{linear = [0, 1]}`",
     )
     sample: Mapping[str, int] = _field(
         "a table of points (a whole number above 0) and seed (a whole number)",
         _of_keys({"points": _is_count, "seed": lambda v: _is_seeds([v])}, ["points"]),
         {},
+        help="this many quasi-random points are tried, and not all combinations. Rows that share"
+        " their first settings are tried at the same values of these",
     )
     widen: Mapping[str, Any] = _field(
         "a table of times (a whole number above 0) and flags (a list of texts)",
         _of_keys({"times": _is_count, "flags": _is_list_of_texts}, ["times", "flags"]),
         {},
+        help="While the best point lies at an edge of one of these settings, the next value "
+        "beyond it is run with the best point's other settings. The step is the factor "
+        "between the edge and its neighbour. It is repeated at most `times` times. Name "
+        "settings without a natural bound, such as rates",
     )
     search: Mapping[str, Any] = _field(
         "a table of factor (2 or more), rounds and budget (above 0) and restart (true or false)",
@@ -194,6 +250,7 @@ class Setup:
             }
         ),
         {},
+        help="the grid's point is found by [successive halving](#search)",
     )
     selection: Mapping[str, Any] = _field(
         "a table of metric (a text), last_rounds (above 0) and seeds (some whole numbers)",
@@ -205,12 +262,30 @@ class Setup:
             }
         ),
         {},
+        help="The point with the least mean of `metric` over the last rounds wins. The mean is "
+        "over `seeds`, by default all. If `--seeds` names none of them, the given seeds "
+        "choose, and a line says so. By default `validation/loss` over the last 5 rounds. "
+        "Never take a column of test data",
     )
     validation_fraction: float = _field(
-        "a number above 0 and below 1", lambda v: isinstance(v, float) and 0 < v < 1, 0.1
+        "a number above 0 and below 1",
+        lambda v: isinstance(v, float) and 0 < v < 1,
+        0.1,
+        help="share of each client's training examples that the runs hold out "
+        "(`--validation_fraction`) where `selection` reads a `validation/...` column; 0.1 "
+        "by default. A flag file that sets `--validation_fraction` or "
+        "`--validation_clients` goes before it",
     )
-    curve: str = _field(*_TEXT, "")
-    curve_label: str = _field(*_TEXT, "")
+    curve: str = _field(
+        *_TEXT,
+        "",
+        help="column that is drawn over rounds",
+    )
+    curve_label: str = _field(
+        *_TEXT,
+        "",
+        help="name of that column in figures",
+    )
     figures: Sequence[Mapping[str, Any]] = _field(
         "a list of tables with kind",
         lambda v: (
@@ -218,23 +293,68 @@ class Setup:
             and all(isinstance(f, dict) and isinstance(f.get("kind"), str) for f in v)
         ),
         [{"kind": "curves"}],
+        help="what is drawn; kinds and what they take are in `reproduction/drawing.py`. The "
+        "curve by default",
     )
-    higher_is_better: bool = _field(*_BOOL, True)
+    higher_is_better: bool = _field(
+        *_BOOL,
+        True,
+        help="of the columns; true by default",
+    )
     draws: Sequence[str] = _field(
-        "a list of texts", lambda v: isinstance(v, list) and all(map(_is_value, v)), []
+        "a list of texts",
+        lambda v: isinstance(v, list) and all(map(_is_value, v)),
+        [],
+        help="for figures that need no run: arguments of Python that draw to `{output}`, from "
+        "`{data_dir}`",
     )
-    folder: str = _field(*_TEXT, "")
-    published: str = _field(*_TEXT, "")
-    published_rows: Mapping[str, str] = _field(*_TEXTS, {})
-    counted_rows: Mapping[str, str] = _field(*_TEXTS, {})
-    counts: bool = _field(*_BOOL, True)
-    planned: bool = _field(*_BOOL, False)
-    stand_in: str = _field(*_TEXT, "")
-    reasons: Mapping[str, str] = _field(*_TEXTS, {})
+    folder: str = _field(
+        *_TEXT,
+        "",
+        help="where the runs go, `<item>/<setup>` by default: items that show the same runs "
+        "share one",
+    )
+    published: str = _field(
+        *_TEXT,
+        "",
+        help="name of the set-up in `published.csv` where it differs",
+    )
+    published_rows: Mapping[str, str] = _field(
+        *_TEXTS,
+        {},
+        help="row = its name in `published.csv`, where that differs",
+    )
+    counted_rows: Mapping[str, str] = _field(
+        *_TEXTS,
+        {},
+        help="for the papers' scoreboard only",
+    )
+    counts: bool = _field(
+        *_BOOL,
+        True,
+        help="for the papers' scoreboard only",
+    )
+    planned: bool = _field(
+        *_BOOL,
+        False,
+        help="for the papers' scoreboard only",
+    )
+    stand_in: str = _field(
+        *_TEXT,
+        "",
+        help="what is not the paper's; is said beside every result",
+    )
+    reasons: Mapping[str, str] = _field(
+        *_TEXTS,
+        {},
+        help="why its numbers differ most from the published ones, where that is known",
+    )
     seconds: Mapping[str, float] = _field(
         "a table row = seconds",
         lambda v: isinstance(v, dict) and all(isinstance(s, int | float) for s in v.values()),
         {},
+        help='seconds a round on one core, `"*"` for any row; for `--dry_run` before anything is'
+        " measured",
     )
     objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -259,16 +379,17 @@ class Setup:
         return points.of_space(self.grid.get(row, {}), number, seed)
 
 
-# Field of a set-up in an item's file → its valid values in words, and the function that checks one.
-# `sweep` is no field of `Setup`: it is expanded into rows.
-FIELDS = {
-    **{
-        f.name: (f.metadata["kind"], f.metadata["is_right"])
-        for f in dataclasses.fields(Setup)
-        if f.metadata
-    },
-    "sweep": ("a table row = { flag = [values] }", _is_sweep),
+# Name → field. `sweep` is no field of `Setup`: it is expanded into rows.
+FIELDS: Mapping[str, Field] = {
+    **{f.name: f.metadata["field"] for f in dataclasses.fields(Setup) if f.metadata},
+    "sweep": Field(
+        "a table row = { flag = [values] }",
+        _is_sweep,
+        "each point becomes a row, `row name=value`",
+    ),
 }
+# What a file must set.
+REQUIRED = ("title", "rounds", "seeds", "rows", "columns")
 
 
 def words(row: str, settings: Mapping[str, Value]) -> list[str]:

@@ -15,6 +15,7 @@ import reproduce
 from reproduction import items
 from reproduction.items import ReproduceError
 from simulation import experiment_flags
+from tools import items_table
 
 REPO = pathlib.Path(__file__).resolve().parent.parent.parent
 EXAMPLE = REPO / "examples" / "own_sweep"
@@ -63,6 +64,7 @@ def test_the_page_shows_the_example_and_names_every_field():
         for n in re.findall(r"`(\w+)`", line.split("|")[1])
     }
     assert named == set(items.FIELDS)
+    assert items_table.written(PAGE) == PAGE, "run python tools/items_table.py"
 
 
 WHOLE = """
