@@ -1,5 +1,6 @@
 """docs/troubleshooting.md quotes messages as the source has them."""
 
+import functools
 import pathlib
 import re
 
@@ -20,6 +21,7 @@ def quoted():
     return [text for cell in cells for text in re.findall(r"`([^`]+ [^`]+)`", cell)]
 
 
+@functools.cache
 def known():
     messages = {
         m.text for p in checked_page._sources() for m in checked_page.messages(p.read_text())
