@@ -393,7 +393,7 @@ class _Target:
         if target_type not in (None, *TARGET_TYPES):
             raise TaskError(f"target_type={target_type!r} must be category or number.")
         if target_type == "number" and not is_number:
-            raise TaskError(f"target {name!r} is {column.dtype}, and no number.")
+            raise TaskError(f"target {name!r} is {column.dtype}, not a number.")
         number = column.nunique()
         if target_type is None and not has_loss and number <= _FEW:
             if types.is_integer_dtype(column):
@@ -450,7 +450,7 @@ def _codes(table: _Table, name: str, values: Sequence[Any]) -> np.ndarray:
     unknown = sorted({str(v) for v in found if v not in place})
     if unknown:
         raise TaskError(
-            f"{table.what}: column {name!r} has {_some(unknown)}, which df has not; remove these "
+            f"{table.what}: column {name!r} has {_some(unknown)}, which df lacks; remove these "
             "rows."
         )
     return np.array([place[v] for v in found], np.int32)
@@ -693,7 +693,9 @@ def _task(  # noqa: C901
         parts = choices.clients.draw(y, target.is_category, seed)
     else:
         if choices.clients.partition is not None or choices.clients.num_clients is not None:
-            raise TaskError("partition and num_clients are not used with user, who is a client.")
+            raise TaskError(
+                "partition and num_clients are not used with user, whose values are the clients."
+            )
         parts = _by_user(table)
         _report_users(table, parts, y if target.is_category else None)
     held_out: dict[str, dict[str, np.ndarray]] = {}
@@ -834,7 +836,10 @@ def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray 
         written.setdefault(name.strip().casefold(), []).append(name)
     alike = [" and ".join(map(repr, names)) for names in written.values() if len(names) > 1]
     if alike:
-        _warn(f"users that differ in capitals or blanks only count as others: {_some(alike)}.")
+        _warn(
+            "users whose names differ only in capitals or blanks are different users: "
+            f"{_some(alike)}."
+        )
     one_class = [name for name, rows in parts.items() if y is not None and len(set(y[rows])) == 1]
     if one_class:
         _warn(f"{missing.clients(one_class)} of {len(parts)} have rows of one class only.")

@@ -401,7 +401,7 @@ def one_class_each(labels: np.ndarray, classes: Sequence[int]) -> list[np.ndarra
       HparamError: If a class is named twice or has no rows.
     """
     if len(set(classes)) != len(classes):
-        raise HparamError(f"Of the classes {', '.join(map(str, classes))} one is named twice.")
+        raise HparamError(f"classes={', '.join(map(str, classes))} names a class twice.")
     labels = _classes(labels)
     parts = [np.flatnonzero(labels == label) for label in classes]
     for label, rows in zip(classes, parts, strict=True):

@@ -169,7 +169,7 @@ def register(spec: TaskSpec) -> None:
       ValueError: If the name is taken by another task.
     """
     if _SPECS.get(spec.name, spec) != spec:
-        raise ValueError(f"A task named {spec.name!r} is registered already.")
+        raise ValueError(f"A task named {spec.name!r} is already registered.")
     _SPECS[spec.name] = spec
 
 

@@ -458,7 +458,7 @@ def _check_data(part: str, data: Any) -> _Form | None:
         if _length(values) not in (size, None):
             raise TaskError(
                 f"client {name!r} of {part} has {_length(values)} {of}, but its size is {size}; "
-                "sizes must say what examples returns."
+                "sizes must match what examples returns."
             )
     return _form_of(x, y)
 

@@ -100,8 +100,8 @@ class Aggregator:
             update.compact_representation()
         ):
             raise HparamError(
-                f"model_aggregator={type(factory).__name__} must give one value like the model's "
-                "weights, which a server can step by."
+                f"model_aggregator={type(factory).__name__} must return one value with the shapes "
+                "of the model's weights, for the server's step."
             )
         with quietly():
             self.next, has_secure_sums = _in_clear(process.next)
@@ -345,8 +345,8 @@ def wrap(
     drawn = aggregator.stateful_draw()
     if drawn:
         _warn(
-            f"{name} draws from a generator without a seed ({drawn}): no two runs are alike, nor "
-            "is a resumed one. The settings aggregator=dp and compressed draw from the run's seed."
+            f"{name} draws from a generator without a seed ({drawn}), so runs cannot be "
+            "repeated or resumed exactly. aggregator=dp and compressed draw from the run's seed."
         )
     return lambda method: with_aggregator(method, aggregator)
 

@@ -174,12 +174,12 @@ def check_aggregator(
     own_weights, in_clear, where = spec.aggregated.own_weights, spec.aggregated.in_clear, ""
     if own_weights and not traits.weighted:
         raise hparams_lib.HparamError(
-            f"{aggregator} is not supported by {spec.name}: it counts all clients alike, and the "
-            "method's weights are its own."
+            f"{aggregator} is not supported by {spec.name}: it ignores clients' weights, and "
+            "the method needs its own."
         )
     if not traits.weighted and training["client_weighting"] != "uniform":
         raise hparams_lib.HparamError(
-            f"{aggregator} counts all clients alike; set client_weighting=uniform with it."
+            f"{aggregator} ignores clients' weights; set client_weighting=uniform with it."
         )
     if isinstance(in_clear, hparams_lib.By):
         where = f" with {in_clear.setting}={own[in_clear.setting]}"

@@ -489,8 +489,8 @@ def from_dataset(
         shapes = sorted({v.shape[1:] for v in values})
         if len(shapes) > 1:
             raise ValueError(
-                f"The batches of the dataset hold {name} of unlike shapes: {list(shapes[0])} and "
-                f"{list(shapes[1])}; pad them to one shape, with padded_batch(...) say."
+                f"The batches of the dataset hold {name} of different shapes: {list(shapes[0])} "
+                f"and {list(shapes[1])}; pad them to one shape, for example with padded_batch(...)."
             )
         padded = np.empty((len(values), size, *values[0].shape[1:]), values[0].dtype)
         for place, batch in zip(padded, values, strict=True):

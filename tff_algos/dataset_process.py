@@ -37,7 +37,7 @@ def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.L
     """
     if not isinstance(process, Process):
         raise TypeError(
-            "from_datasets wants a tff.learning.templates.LearningProcess of tff_algos.build; "
+            "from_datasets needs a tff.learning.templates.LearningProcess of tff_algos.build; "
             f"found a {type(process).__name__}, whose next takes more than a state and clients."
         )
     model = process.model

@@ -943,7 +943,7 @@ def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
             )
         if "LookupTable" in node.op:
             raise ModelError(
-                f"Layer {layer!r} reads a table ({node.op}), which lies outside of the model; "
+                f"Layer {layer!r} reads a table ({node.op}), which is not part of the model; "
                 "apply it to the data before."
             )
         raise ModelError(

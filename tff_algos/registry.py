@@ -47,7 +47,7 @@ def register(spec: MethodSpec) -> None:
       ValueError: If the name is taken by another method.
     """
     if _SPECS.get(spec.name, spec) != spec:
-        raise ValueError(f"A method named {spec.name!r} is registered already.")
+        raise ValueError(f"A method named {spec.name!r} is already registered.")
     _SPECS[spec.name] = spec
 
 

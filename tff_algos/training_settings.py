@@ -223,7 +223,7 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:  # noqa: C901
         settings["server_learning_rate"] = spec.server_learning_rate
     if spec.client_weighting is None and settings["client_weighting"] is not None:
         raise hparams_lib.HparamError(
-            f"client_weighting is not supported by {spec.name}, whose weights are its own."
+            f"client_weighting is not supported by {spec.name}, which defines its own weights."
         )
     if settings["client_weighting"] is None:
         settings["client_weighting"] = spec.client_weighting
@@ -235,7 +235,8 @@ def resolve_training(spec: MethodSpec, given: dict) -> dict:  # noqa: C901
     if settings["client_optimizer_state"] == "keep":
         if not spec.keeps_client_optimizer:
             raise hparams_lib.HparamError(
-                f"client_optimizer_state=keep is not supported by {spec.name}: it has no such form."
+                f"client_optimizer_state=keep is not supported by {spec.name}, whose clients "
+                "cannot keep their optimizer's state."
             )
         if not _has_state(settings):
             raise hparams_lib.HparamError(

@@ -75,7 +75,7 @@ def _check(chosen):
                 f"fashion_mnist: classes has {name!r}, which is none of {', '.join(_CLASSES)}."
             )
     if len(set(names)) < len(names):
-        raise HparamError(f"fashion_mnist: of the classes {','.join(names)} one is named twice.")
+        raise HparamError(f"fashion_mnist: classes={','.join(names)} names a class twice.")
 
 
 def _clients(chosen, synthetic):

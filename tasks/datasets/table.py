@@ -46,7 +46,7 @@ def _check(given):
     if given["model"] == _LINEAR and kinds and kinds != ["features"]:
         raise HparamError(f"table: model={_LINEAR} takes features; name a model of {kinds[0]}.")
     if given["user"] is not None and given["partition"] != "user":
-        raise HparamError("table: partition is not used with user, who is a client.")
+        raise HparamError("table: partition is not used with user, whose values are the clients.")
 
 
 def _check_data(given):

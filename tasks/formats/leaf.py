@@ -180,8 +180,8 @@ def read(
             now = source(found, arrays, convert, advice, left_out).made_of
             if prepared.made_of(folder, again) != now:
                 raise DataError(
-                    f"{folder} was made of other files than {_steps(found)} in {found.folder}; to "
-                    f"read these, {again}"
+                    f"{folder} was made from different files than {_steps(found)} in "
+                    f"{found.folder}; to read these, {again}"
                 )
             prepared.warn_if_older(folder, found.paths)
         _say(task, f"{folder}, a set made of LEAF's files", made)

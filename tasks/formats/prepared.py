@@ -277,7 +277,7 @@ def verify(folder: str, advice: str, arrays: Mapping[str, Array]) -> dict[str, A
         with files_lib.decoding(path, advice):
             same = _sha256(path) == files_lib.entry(manifest["files"][name], "sha256", str)
         if not same:
-            raise DataError(f"{path} is damaged: its checksum is another one; {advice}")
+            raise DataError(f"{path} is damaged: its checksum differs; {advice}")
     return manifest
 
 
@@ -332,7 +332,7 @@ def write(
     if files_lib.exists(final, advice):
         manifest = verify(final, advice, source.arrays)
         if manifest.get("made_of") != source.made_of:
-            raise DataError(f"{final} was made of other files; {advice}")
+            raise DataError(f"{final} was made from different files; {advice}")
         return Outcome(final, False, _counts(final, advice, source.arrays, published or {}))
     try:
         os.makedirs(data_dir, exist_ok=True)
@@ -526,8 +526,8 @@ class _Clients:
             raise ValueError(f"{piece.name}: arrays of client {rows.client!r} differ in length")
         if rows.client and (rows.part, rows.client) in self._seen:
             raise DataError(
-                f"{piece.name} has client {rows.client!r} of {rows.part!r}, who was there before; "
-                "leave only the files of one set in the folder"
+                f"{piece.name} has client {rows.client!r} of {rows.part!r}, which was already "
+                "read; leave only the files of one set in the folder"
             )
         self._seen.add((rows.part, rows.client))
         self.counts.append((rows.part, rows.client, counts.pop()))

@@ -48,8 +48,8 @@ def sparse_softmax_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Ten
 def _require_classes(y_pred):
     if y_pred.shape[-1] == 1:
         raise ValueError(
-            "classes need an output each, and the model has one: give it two outputs, or take "
-            "losses and metrics of yes or no, such as Keras's binary_crossentropy"
+            "classes need one output each, and the model has one: give it two outputs, or use "
+            "losses and metrics for yes or no, such as Keras's binary_crossentropy"
         )
 
 

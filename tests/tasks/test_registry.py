@@ -233,7 +233,7 @@ def test_what_auto_stands_for_settles_what_depends_on_it():
     ("name", "settings", "words"),
     [
         ("fashion_mnist", {"partition": "class", "classes": "coat,hat"}, "none of t_shirt"),
-        ("fashion_mnist", {"partition": "class", "classes": "coat,coat"}, "named twice"),
+        ("fashion_mnist", {"partition": "class", "classes": "coat,coat"}, "names a class twice"),
         ("femnist", {"partition": "skewed", "split": "source"}, "needs split=local"),
         ("shakespeare_character", {"source": "tff", "roles": "leaf"}, "use source=text"),
         ("cifar10_image", {"central_test": "validation"}, "needs num_validation"),

@@ -569,9 +569,9 @@ def test_a_users_own_dp_names_its_generator():
     [
         ("adafed", {"aggregator": "robust"}, "adafed, which needs each client's own update"),
         ("fedmgda_plus", {"aggregator": "robust"}, "which needs each client's own update"),
-        ("fedavg", NOISY, "aggregator=dp counts all clients alike; set client_weighting=uniform"),
+        ("fedavg", NOISY, "aggregator=dp ignores clients' weights; set client_weighting=uniform"),
         ("fedavg", {"aggregator": "dp", **UNIFORM}, "noise_multiplier must be set with aggregator"),
-        ("term", NOISY, "aggregator=dp is not supported by term: .* weights are its own"),
+        ("term", NOISY, "aggregator=dp is not supported by term: .* needs its own"),
         ("adafedadam", {"aggregator": "secure"}, "in steps of 2.-12 up to 2.20, and the method's"),
         ("scaffold", {"aggregator": "secure"}, "whose clients also send the changes of their con"),
         (
@@ -614,7 +614,7 @@ def test_a_users_own_dp_names_its_generator():
         (
             "fedavg",
             {"model_aggregator": tff.aggregators.SumFactory()},
-            "model_aggregator=SumFactory counts all clients alike; set client_weighting=uniform",
+            "model_aggregator=SumFactory ignores clients' weights; set client_weighting=uniform",
         ),
         (
             "fedavg",

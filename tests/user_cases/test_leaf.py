@@ -286,7 +286,7 @@ def test_users_and_data_that_do_not_fit_are_refused(tmp_path, name, change):
         else:
             content["users"].append(user)
             content["num_samples"].append(content["num_samples"][0])
-    said = {"unlisted": "not listed", "labels": "labels of user", "twice": "there before"}[change]
+    said = {"unlisted": "not listed", "labels": "labels of user", "twice": "already read"}[change]
     with pytest.raises(DataError, match=said):
         _load(name, tmp_path)
 
@@ -332,7 +332,7 @@ def test_a_prepared_set_beside_other_files_is_not_read_in_silence(tmp_path, capf
         said = capfd.readouterr().err
         assert f"warning: {tmp_path / name}.prepared is read, which is older than {path}" in said
         return
-    with pytest.raises(DataError, match=r"made of other files.*remove it and run"):
+    with pytest.raises(DataError, match=r"made from different files.*remove it and run"):
         _load(name, tmp_path)
 
 

@@ -323,5 +323,5 @@ def test_batches_of_unlike_shapes_are_refused():
 
     specs = tf.TensorSpec([None, None]), tf.TensorSpec([None], tf.int32)
     dataset = tf.data.Dataset.from_generator(generate, output_signature=specs)
-    with pytest.raises(ValueError, match=r"x of unlike shapes: \[1\] and \[3\]; pad"):
+    with pytest.raises(ValueError, match=r"x of different shapes: \[1\] and \[3\]; pad"):
         tff_algos.from_dataset(dataset)

@@ -290,7 +290,8 @@ def build(
 
     if model.outputs is None or model.y_spec.shape.rank != 1:
         raise ModelError(
-            "FedCorr needs a model that gives one score a class and targets that are class numbers."
+            "FedCorr needs a model that gives one score per class, and targets that are class "
+            "numbers."
         )
     trained = mixed(model) if mixup else model
     given = {"gamma": adafed_gamma, "step_rule": adafed_step_rule}

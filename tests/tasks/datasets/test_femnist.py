@@ -256,7 +256,7 @@ def test_damaged_files_are_one_line(tmp_path, damage, how):
 @pytest.mark.parametrize("how", ["load", "prepare"])
 def test_files_of_two_samplings_in_one_folder_are_refused(tmp_path, how):
     _write_split(tmp_path, overlap=True)
-    with pytest.raises(DataError, match=r"f0001_41.*was there before"):
+    with pytest.raises(DataError, match=r"f0001_41.*was already read"):
         _load(tmp_path) if how == "load" else _prepared(tmp_path)
 
 

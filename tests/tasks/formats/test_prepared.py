@@ -111,7 +111,7 @@ def test_a_finished_set_is_checked_and_left(tmp_path):
     before = _bytes(tmp_path / "toy.prepared")
     again = prepared.write(source(), str(tmp_path), "toy")
     assert not again.new and _bytes(tmp_path / "toy.prepared") == before
-    with pytest.raises(DataError, match="made of other files"):
+    with pytest.raises(DataError, match="made from different files"):
         prepared.write(source(size=11), str(tmp_path), "toy")
     assert _bytes(tmp_path / "toy.prepared") == before
 

@@ -503,7 +503,7 @@ def test_refusals():
         loss=lambda y, outputs: tf.square(tf.cast(y, tf.float32) - outputs),
         y_spec=tf.TensorSpec([None, 3], tf.int32),
     )
-    with pytest.raises(tff_algos.ModelError, match="one score a class"):
+    with pytest.raises(tff_algos.ModelError, match="one score per class"):
         tff_algos.build("fedcorr", rows, **SETTINGS)
     words = toy.toy_model(problem)._replace(x_spec=tf.TensorSpec([None, 3], tf.int32))
     with pytest.raises(tff_algos.ModelError, match="floating-point inputs"):
