@@ -68,6 +68,7 @@ class Run(NamedTuple):
       bytes: Size of the folder on disk.
       note: A remark of one line, or blank.
       flags: Settings in force.
+      made_of: Versions, code and layers of the model, as hparams.json records them; as JSON.
     """
 
     folder: str
@@ -83,6 +84,7 @@ class Run(NamedTuple):
     bytes: int = 0
     note: str = ""
     flags: Mapping[str, Any] = {}
+    made_of: str = ""
 
     def told(self) -> str:
         """Returns the state as text, with the round for running, resumable and diverged runs."""
@@ -133,6 +135,7 @@ def _described(run: Run, held) -> Run:
         seed=_of(flags, "seed", int),
         total_rounds=_of(flags, "total_rounds", int),
         flags=flags,
+        made_of=_made_of(recorded),
     )
     columns, rows = metrics_csv.read_csv(os.path.join(run.folder, "metrics.csv"))
     summary = outputs.read_json(os.path.join(run.folder, "summary.json"))
@@ -262,13 +265,31 @@ def sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {folder: some for folder, some in within.items() if len(some) > 1}
 
 
+def _made_of(recorded) -> str:
+    """Returns what a run was made of, without what differs between seeds."""
+    known = recorded.get("identity")
+    if not isinstance(known, dict):
+        return ""
+    parts = {part: known.get(part) for part in ("method", "task", "code", "values")}
+    model = known.get("model") or {}
+    layers = {k: v for k, v in model.items() if not k.endswith("initial weights")}
+    return json.dumps([parts, layers], sort_keys=True, default=str)
+
+
 def by_settings(runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """Yields groups of runs that differ only in their seed; a damaged run is a group by itself."""
+    """Yields groups of runs that differ only in their seed; a damaged run is a group by itself.
+
+    Runs with other code or another model are not in one group, and no group has a seed twice, as
+    runs with other data have.
+    """
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         settings = {k: v for k, v in run.flags.items() if k not in _PLACES}
-        key = json.dumps([os.path.dirname(run.folder), settings], sort_keys=True, default=str)
-        groups.setdefault(run.folder if run.state == "damaged" else key, []).append(run)
+        alike = [os.path.dirname(run.folder), settings, run.made_of]
+        key = json.dumps(alike, sort_keys=True, default=str)
+        if run.state == "damaged" or any(run.seed == of.seed for of in groups.get(key, ())):
+            key = run.folder
+        groups.setdefault(key, []).append(run)
     yield from groups.values()
 
 

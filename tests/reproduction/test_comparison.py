@@ -418,12 +418,26 @@ def test_a_changed_flag_file_starts_runs_in_folders_of_their_own(tmp_path):
         assert [run.folder for run in planned(rate)] == [run.folder for run in before]
 
 
-@pytest.mark.long
+def test_time_ends_a_comparison_and_the_same_call_resumes_it(tmp_path):
+    own = {"algorithms": ["fedavg"], "seeds": 1, "qfedavg_q": None, "total_rounds": 40}
+    short = run(tmp_path, max_minutes=1e-9, **own)
+    assert short.runs.rounds.tolist()[0] < 40 and any("rounds" in c for c in short.caveats)
+    whole = run(tmp_path, **own)
+    assert whole.runs.rounds.tolist() == [40] and whole.folder == short.folder
+    assert whole.runs.run.tolist() == short.runs.run.tolist()
+    with pytest.raises(items.ReproduceError, match=r"Out of time: .* same command again"):
+        run(tmp_path, max_minutes=1e-9, tune="rates", budget=2, **own)
+    with pytest.raises(HparamError, match="max_minutes=0 must be above 0"):
+        run(tmp_path, max_minutes=0, **own)
+
+
 def test_rates_are_tuned_on_held_out_examples_of_the_first_seed(tmp_path, capsys):
-    result = run(tmp_path, tune="rates", budget=3, total_rounds=3, runtime="auto")
+    rows = ["fedadam"]  # It has a default for neither rate.
+    tuned = {"tune": "rates", "budget": 3, "total_rounds": 3, "runtime": "vectorized"}
+    result = run(tmp_path, algorithms=rows, qfedavg_q=None, **tuned)
     told = capsys.readouterr().out
     assert "Points of grids" not in told
-    for row in ("fedavg", "qfedavg"):
+    for row in rows:
         of_row = result.runs[result.runs.row == row]
         assert of_row.seed.tolist() == [1, 2]
         for rate in ("client_learning_rate", "server_learning_rate"):
@@ -432,7 +446,7 @@ def test_rates_are_tuned_on_held_out_examples_of_the_first_seed(tmp_path, capsys
         assert len(tried) == 3 and len(list((tmp_path / "mine").glob(f"{row}_*_seed2"))) == 1
         flags = json.loads((pathlib.Path(of_row.run.iloc[0]) / "hparams.json").read_text())["flags"]
         assert flags["validation_fraction"] == 0.1
-    assert sum("successive halving" in line for line in result.caveats) == 2
+    assert sum("successive halving" in line for line in result.caveats) == len(rows)
 
 
 @pytest.mark.long

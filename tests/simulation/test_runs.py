@@ -145,3 +145,24 @@ def test_locks_that_a_process_waits_for_are_read(tmp_path):
     held = runs._held_files(str(tmp_path / "locks"))
     assert held == {(os.makedev(0xFE, 0), 6679030), (os.makedev(8, 0x1A), 12)}
     assert runs._held_files(str(tmp_path / "none")) == set()
+
+
+def test_runs_with_other_code_models_or_data_are_no_seeds_of_one_line():
+    def made(folder, seed, **of):
+        return runs.Run(f"root/{folder}", "finished", seed=seed, flags={"algorithm": "a"}, **of)
+
+    identity = {"method": {"version": 1}, "data": {"digest": "x"}}
+    model = {"layers": "3", "layer 1, initial weights": "random"}
+    first = runs._made_of({"identity": {**identity, "model": model}})
+    seeded = {**model, "layer 1, initial weights": "other"}
+    assert first == runs._made_of({"identity": {**identity, "model": seeded}})
+    other = runs._made_of({"identity": {**identity, "model": {**model, "layers": "4"}}})
+    assert other != first and runs._made_of({}) == runs._made_of({"identity": 3}) == ""
+    given = [
+        made("a1", 1, made_of=first),
+        made("a2", 2, made_of=first),
+        made("b1", 1, made_of=other),
+        made("c1", 1, made_of=first),  # Other data.
+    ]
+    found = [[run.folder for run in group] for group in runs.by_settings(given)]
+    assert found == [["root/a1", "root/a2"], ["root/b1"], ["root/c1"]]
