@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import rich.live
 import rich.table
@@ -26,16 +27,16 @@ class Board:
         self._began = self._last_line = time.monotonic()
         self._seen = {run: _seen(run)[0] for run in missing}
         self._left = sum(max(0, run.rounds - self._seen[run]) for run in missing)
-        self._live = None
+        self._live: Any = None
 
-    def __enter__(self):
+    def __enter__(self) -> "Board":
         if sys.stdout.isatty() and not command_line.is_quiet():
             # At the end, and on Ctrl-C, the table vanishes; the lines of ended runs stay.
             self._live = rich.live.Live(refresh_per_second=2, transient=True)
             self._live.__enter__()
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         if self._live:
             self._live.__exit__(*error)
             self._live = None

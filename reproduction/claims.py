@@ -40,7 +40,7 @@ import math
 import operator
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reproduction import items, results, score
@@ -144,7 +144,7 @@ class _Results:
         self.read: list[tuple[Setup, Mapping[str, str]]] = []
         self.told: list[tuple[bool | None, str]] = []  # Comparisons: outcome and text.
 
-    def _table(self, name) -> tuple[Setup, dict[tuple[str, str], Mapping[str, str]]]:
+    def _table(self, name: str) -> tuple[Setup, dict[tuple[str, str], Mapping[str, str]]]:
         if name not in self._tables:
             item, _, setup = name.partition("/")
             setups = items.load_item(self._paper, item).setups
@@ -156,7 +156,7 @@ class _Results:
             self._tables[name] = setups[setup], found
         return self._tables[name]
 
-    def _cell(self, row, column, name) -> _Number:
+    def _cell(self, row: str, column: str, name: str) -> _Number:
         setup, table = self._table(name)
         if (row, column) not in table:
             if row not in setup.rows or column not in {c["name"] for c in setup.columns}:
@@ -184,7 +184,7 @@ class _Results:
         lines = score.recorded(setup)
         return next((f"{row} {line['status']}" for line in lines if line["row"] == row), "")
 
-    def _others(self, row, column, but=()) -> dict[str, _Number]:
+    def _others(self, row: str, column: str, but: Collection[str] = ()) -> dict[str, _Number]:
         """Returns the numbers of the other rows that did not diverge."""
         setup, _ = self._table(self._default)
         for name in but:
@@ -237,7 +237,7 @@ class _Results:
             raise _NotThereError(f"no row reaches {_number(level)}")
         return self._is_ahead(own, rounds.values(), -1, f" (rounds to {_number(level)})")
 
-    def _is_ahead(self, own, others, sign, more) -> bool | None:
+    def _is_ahead(self, own: _Number, others: Any, sign: int, more: Any) -> bool | None:
         """Returns whether a number is above (`sign` 1) or below (-1) all others."""
         ordered = sorted(others, key=lambda n: -sign * n.value)
         close = [n for n in ordered if own.is_close_to(n)]
@@ -264,7 +264,7 @@ class _Results:
         return outcome
 
 
-def _deviation(record) -> float | None:
+def _deviation(record: Mapping[str, str]) -> float | None:
     """Returns a recorded number's standard deviation over seeds; `None` for a single seed."""
     several = len(record["seeds"].split()) > 1 and record["spread"]
     return float(record["spread"]) if several else None
@@ -275,7 +275,7 @@ def _largest(deviations: Iterable[float | None]) -> float:
     return max((d for d in deviations if d is not None), default=math.inf)
 
 
-def _curves(setup, column) -> list[dict[str, str]]:
+def _curves(setup: Setup, column: str) -> list[dict[str, str]]:
     """Returns the CSV lines behind a set-up's curves of a column of metrics.csv."""
     for name, figure in setup.named_figures():
         if figure["kind"] == "curves" and figure.get("column", setup.curve) == column:
@@ -286,7 +286,9 @@ def _curves(setup, column) -> list[dict[str, str]]:
     raise ReproduceError(f"{setup.paper}/{setup.item}/{setup.name} draws no curves of {column}.")
 
 
-def _rounds_to(curves, level, rows) -> dict[str, _Number]:
+def _rounds_to(
+    curves: Sequence[Mapping[str, str]], level: float, rows: Sequence[str]
+) -> dict[str, _Number]:
     """Returns row → the round in which its curve first reaches a level, as a mean over seeds."""
     firsts = {row: {} for row in rows}
     for line in curves:
@@ -308,18 +310,18 @@ def _rounds_to(curves, level, rows) -> dict[str, _Number]:
     }
 
 
-def _number(value) -> str:
+def _number(value: Any) -> str:
     return f"{value:.4g}"
 
 
-def _sum(left, right, sign=1) -> _Number:
+def _sum(left: _Number, right: _Number, sign: int = 1) -> _Number:
     value = left.value + sign * right.value
     told = f"{left.told} {'+' if sign > 0 else '-'} {right.told} = {_number(value)}"
     spread = max(left.spread, right.spread)
     return _Number(value, left.variance + right.variance, told, spread)
 
 
-def _evaluate(node, data: _Results) -> Any:
+def _evaluate(node: Any, data: _Results) -> Any:
     match node:
         case ast.Expression(body=body):
             return _evaluate(body, data)
@@ -361,7 +363,7 @@ def _evaluate(node, data: _Results) -> Any:
     raise ReproduceError(f"the expression of a claim cannot contain {ast.unparse(node)!r}.")
 
 
-def _argument(node) -> str | float:
+def _argument(node: Any) -> str | float:
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float):
         return node.value
     raise ReproduceError(f"the expression of a claim cannot contain {ast.unparse(node)!r}.")

@@ -6,8 +6,8 @@ checked when the first run of a row has ended, before others begin.
 """
 
 import difflib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from reproduction import items
 from reproduction.items import PlannedRun, ReproduceError, Setup
@@ -135,13 +135,13 @@ class Check:
         )
 
 
-def _may_be(column, known) -> bool:
+def _may_be(column: str, known: Any) -> bool:
     if column.endswith("/"):
         return any(name.startswith(column) for name in (*known.names, *known.beginnings))
     return known.may_have(column)
 
 
-def _is_in(column, written) -> bool:
+def _is_in(column: str, written: Iterable[str]) -> bool:
     if column.endswith("/"):
         return any(name.startswith(column) for name in written)
     return column in written

@@ -173,11 +173,11 @@ def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
     return lines
 
 
-def _listed(seeds) -> str:
+def _listed(seeds: Iterable[int]) -> str:
     return " ".join(map(str, sorted(seeds)))
 
 
-def _kinds_of_data(runs) -> list[str]:
+def _kinds_of_data(runs: Any) -> list[str]:
     """Describes the different data among runs of one seed, each with its labels; or nothing."""
     kinds = {}
     for run, label in runs:
@@ -322,7 +322,7 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return json.loads(table.to_json(orient="records"))
 
 
-def _of_items(tables, column) -> str:
+def _of_items(tables: Any, column: str | None) -> str:
     """Returns the comparison of each item, followed by one over all items if several."""
     parts = [table.report(column) for table in tables]
     methods = set.intersection(*(set(table.methods) for table in tables))
@@ -343,7 +343,7 @@ def _of_items(tables, column) -> str:
     return "\n\n".join([*parts, *_between(tables)])
 
 
-def _between(tables) -> list[str]:
+def _between(tables: Any) -> list[str]:
     """Returns lines on versions that differ between items, not within a single one."""
     if len(tables) < 2:
         return []
@@ -352,12 +352,12 @@ def _between(tables) -> list[str]:
     return run_folders.mixtures(runs, [f"{run.row} of {title}" for title, run in rows])
 
 
-def _of_task(folder) -> str:
+def _of_task(folder: Any) -> str:
     """Returns a comparison's folder without the digest that tells calls apart."""
     parent, name = os.path.split(folder)
     return os.path.join(parent, name.partition(".")[0])
 
 
-def _table(rows) -> str:
+def _table(rows: Any) -> str:
     # Numbers are not reformatted, since e.g. seeds are not measurements.
     return tabulate.tabulate(rows, "keys", tablefmt="pipe", disable_numparse=True)

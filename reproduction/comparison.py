@@ -37,10 +37,11 @@ from reproduction.items import ReproduceError, Row, Setup
 from reproduction.looks import displayed
 from simulation import experiment_flags, run_hparams
 from simulation.errors import RunError
+from simulation.experiment_flags import Request
 from simulation.measures import columns as columns_lib
 from tasks.task import Task
 from tff_suite import command_line, figures, writing
-from tff_suite.hparams import HparamError
+from tff_suite.hparams import HparamError, Settings
 
 # File beside runs.csv in an item's folder, which describes the columns for later comparisons.
 COLUMNS = "columns.json"
@@ -227,7 +228,7 @@ def higher_is_better(column: Mapping[str, Any]) -> bool:
     return bool(_LESS.search(column["metric"])) == (column.get("scale", 1) < 0)
 
 
-def _of_clients(runs, column) -> dict[str, dict[int, dict[str, float]]]:
+def _of_clients(runs: Any, column: Mapping[str, Any]) -> dict[str, dict[int, dict[str, float]]]:
     """Returns row → seed → client → value of the final models.
 
     Empty if the column is not the final models' value of a metric on test examples.
@@ -277,6 +278,7 @@ def write(outcome: study.Outcome, folder: pathlib.Path) -> Comparison:
     }
     writing.write_atomically(folder / COLUMNS, f"{json.dumps(known, indent=1)}\n".encode())
     made = read(folder)
+    assert made is not None  # It was just written.
     writing.write_atomically(folder / "table.tex", made.to_latex().encode())
     return made
 
@@ -413,14 +415,16 @@ def compare(
     for flag in _OF_COMPARE:
         if flag in settings:
             raise HparamError(f"compare sets {flag} itself; leave it out.")
-    named = algorithms if isinstance(algorithms, Mapping) else {a: {} for a in algorithms}
+    named: Mapping[str, Mapping[str, Any]] = (
+        algorithms if isinstance(algorithms, Mapping) else {a: {} for a in algorithms}
+    )
     if not named:
         raise HparamError("algorithms must name at least one method.")
     given = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in settings.items()}
     rows, grid, left_out, requests = {}, {}, {}, []
     for row, own in named.items():
         method = {"algorithm": row.split(" ")[0], "task": task if isinstance(task, str) else None}
-        tried = _rates_of(method | own) if tune else []
+        tried = _rates_of({**method, **own}) if tune else []
         rate = dict.fromkeys(tried, 1.0)
         flags, unused, request = _used({**method, **own, **rate}, given, tried, objects)
         requests.append(request)
@@ -476,7 +480,7 @@ def compare(
     return found
 
 
-def _folder_of(outcome, requests, first) -> pathlib.Path:
+def _folder_of(outcome: Any, requests: Any, first: Any) -> pathlib.Path:
     """Returns where the table of a call goes, and notes there what was asked.
 
     That is `first`, or `first.<digest>` if `first` has the table of another call or of other runs.
@@ -500,14 +504,14 @@ def _folder_of(outcome, requests, first) -> pathlib.Path:
     return folder
 
 
-def _text_of(path) -> str | None:
+def _text_of(path: pathlib.Path) -> str | None:
     try:
         return path.read_text("utf-8")
     except (OSError, ValueError):
         return None
 
 
-def _rates_of(settings) -> list[str]:
+def _rates_of(settings: Settings) -> list[str]:
     """Returns the learning rates to search: those for which a method has no default.
 
     A server rate of 1 is part of FedAvg. Searching it beside the client rate would only waste
@@ -556,11 +560,11 @@ def _used(own, shared, tried, objects):
                 raise
 
 
-def _names(text, flag) -> bool:
+def _names(text: str, flag: str) -> bool:
     return re.search(rf"\b{re.escape(flag)}\b", text) is not None
 
 
-def _first_metric(request) -> str:
+def _first_metric(request: Request) -> str:
     own = request.objects.get("task")
     if own is not None:
         return f"eval/{own.primary_metric}"

@@ -196,17 +196,19 @@ def drawn(
             yield name, KINDS[wanted["kind"]].figure(setup, table, wanted)
 
 
-def _heading(setup, rounds="") -> str:
+def _heading(setup: Setup, rounds: str = "") -> str:
     """Returns a figure's title; a second line names the stand-in, if it is one."""
     title = "; ".join(part for part in (setup.heading, rounds) if part)
     return f"{title}\nStand-in: {setup.stand_in}" if setup.stand_in else title
 
 
-def _read(path, **dtypes: type) -> pd.DataFrame:
+def _read(path: pathlib.Path, **dtypes: type) -> pd.DataFrame:
     return run_folders.read_table(path, ("client", "method", "row"), **dtypes)
 
 
-def _results(setup, rows, runs, width=None) -> Figure | None:
+def _results(
+    setup: Setup, rows: pd.DataFrame, runs: pd.DataFrame, width: float | None = None
+) -> Figure | None:
     """Draws what the set-up's rows came to, with seeds and published values."""
     theirs = results.published(setup)
     shown = _shown_columns(setup, rows, theirs)
@@ -248,7 +250,7 @@ def _results(setup, rows, runs, width=None) -> Figure | None:
     )
 
 
-def _told_rounds(rounds, protocol) -> str:
+def _told_rounds(rounds: Any, protocol: Any) -> str:
     """Returns a text on the rounds of the values, and of the protocol if more; blank if unknown."""
     if not len(rounds):
         return ""
@@ -266,7 +268,7 @@ def _shown_columns(setup, rows, theirs):
     return (both or columns)[:_MOST_PANELS]
 
 
-def _column_label(setup, column, rows=None) -> str:
+def _column_label(setup: Setup, column: Any, rows: Any = None) -> str:
     """Returns the label of a column of the table: its quantity, rounds and unit."""
     label = setup.curve_label if column["metric"] == setup.curve else None
     quantity = quantities.of_column(column["metric"], label)
@@ -290,7 +292,7 @@ def _column_label(setup, column, rows=None) -> str:
     return f"{words} ({unit})" if unit else words
 
 
-def _points(runs, column) -> pd.DataFrame | None:
+def _points(runs: pd.DataFrame, column: str) -> pd.DataFrame | None:
     parts = []
     for run in runs:
         metrics = run.read().metrics
@@ -321,7 +323,7 @@ def _curves(setup, points, wanted):
     )
 
 
-def _quantity(setup, column, label=None) -> quantities.Quantity:
+def _quantity(setup: Setup, column: Any, label: str | None = None) -> quantities.Quantity:
     """Returns the quantity of a column of metrics.csv, in the unit of the set-up's columns."""
     quantity = quantities.of_column(column, label)
     if quantity.factor == 1:
@@ -333,7 +335,9 @@ def _quantity(setup, column, label=None) -> quantities.Quantity:
     return quantities.Quantity(quantity.label.removesuffix(" (%)"), 1.0, (0.0, 1.0))
 
 
-def _published_marks(setup, column, points) -> tuple[dict[str, float], str]:
+def _published_marks(
+    setup: Setup, column: Any, points: pd.DataFrame
+) -> tuple[dict[str, float], str]:
     """Returns row → the published value of a column of metrics.csv, and their legend text.
 
     These are values of the final model if the paper has them. Otherwise they are taken from the
@@ -410,7 +414,7 @@ def _pareto(setup, points, wanted):
     return plots.pareto(points, parameters=parameters, title=_heading(setup))
 
 
-def _settings_and_values(setup, runs, *flags) -> pd.DataFrame:
+def _settings_and_values(setup: Setup, runs: pd.DataFrame, *flags: str) -> pd.DataFrame:
     """Returns method, seed, settings by flag and the first column; NaN where a run diverged."""
     rows = []
     for run in runs:
@@ -437,11 +441,11 @@ def _rates(setup, points, wanted):
     )
 
 
-def _title(setup, points) -> str:
+def _title(setup: Setup, points: pd.DataFrame) -> str:
     return _heading(setup, _told_rounds(_with_values(points).rounds, setup.rounds))
 
 
-def _with_values(points) -> pd.DataFrame:
+def _with_values(points: pd.DataFrame) -> pd.DataFrame:
     """Returns the points of runs that did not diverge; all points if every run diverged."""
     valued = points[points.value.notna()]
     return valued if len(valued) else points

@@ -8,6 +8,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Mapping
+from typing import Any
 
 from reproduction import points
 from reproduction.setups import (
@@ -120,7 +121,7 @@ def all_items(paper: str | None = None) -> list[Item]:
 OWN_SELECTION = {"metric": "validation/loss", "last_rounds": 5}
 
 
-def _file_and_flags(home, text) -> list[str]:
+def _file_and_flags(home: pathlib.Path, text: str) -> list[str]:
     """Returns a row's flag file, whose name may have blanks, followed by the row's flags."""
     return [text] if (home / text).is_file() else shlex.split(text) or [""]
 
@@ -199,7 +200,7 @@ def _check_full_rows(where, rows, fields):
             raise ReproduceError(f"{where}: widen.flags: no grid has numbers of {flag}.")
 
 
-def _setup(path, name, fields) -> Setup:
+def _setup(path: pathlib.Path, name: str, fields: dict[str, Any]) -> Setup:
     home, paper, item = path.parent, path.parent.name, path.stem
     is_own = home.parent != PAPERS
     where = f"{path if is_own else f'{paper}/{path.name}'}, {name}"

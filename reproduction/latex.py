@@ -89,7 +89,7 @@ def table(
     )
 
 
-def _cells(found, column, more_is_better) -> dict[str, str]:
+def _cells(found: Any, column: Any, more_is_better: bool) -> dict[str, str]:
     """Returns row → the two cells of a column; the table's format puts the sign between them."""
     of_row = {
         row: statistics.interval(found.runs[found.runs.row == row][column["name"]].astype(float))

@@ -18,6 +18,7 @@ from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation.records import outputs
 from tff_algos import registry
 from tff_suite import command_line, parser, tables, writing
+from tff_suite.hparams import Settings
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("root", "results/reproduce", "Folder of all results.", path=True)
@@ -243,7 +244,7 @@ def table(folder: pathlib.Path, studies: Sequence[Study]) -> list[dict[str, Any]
     return records
 
 
-def _words(point) -> str:
+def _words(point: Settings) -> str:
     return " ".join(f"--{flag}={items.format_value(value)}" for flag, value in point.items())
 
 

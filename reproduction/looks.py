@@ -67,7 +67,7 @@ def looks_of(names: Iterable[str]) -> dict[str, Look]:
     return found
 
 
-def _declared(method) -> tuple[int, int] | None:
+def _declared(method: str) -> tuple[int, int] | None:
     """Returns the place of the colour and of the line style that a method declares."""
     look = tff_algos.get(method).look if method in tff_algos.names() else None
     if look is None:
@@ -120,7 +120,7 @@ def displayed(rows: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _method_displayed(row) -> str:
+def _method_displayed(row: str) -> str:
     """Returns the paper's spelling of the method that a row's name begins with."""
     words = method_of(row).split("_")
     for end in range(len(words), 0, -1):

@@ -11,17 +11,18 @@ import glob
 import os
 import pathlib
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import tasks
 from reproduction.items import REPO, Row, Setup
 from simulation import experiment_flags
+from simulation.experiment_flags import Request
 from tasks import DataFiles
 from tasks.formats import remote, tfds
 from tasks.task import DataError
 from tff_suite import parser
-from tff_suite.hparams import HparamError
+from tff_suite.hparams import HparamError, Settings
 
 MACHINE = "two cores of an AMD EPYC"
 
@@ -114,7 +115,7 @@ def _of_flags(flagfile, settings):
     return None if examples is None else RowNeeds(examples * nearest.seconds, nearest.workload)
 
 
-def _examples(request, run, name) -> float | None:
+def _examples(request: Request, run: Settings, name: str) -> float | None:
     """Returns the examples that clients train on in a round; `None` if only the data tell."""
     clients_of = tasks.get(name).clients
     known = None if clients_of is None else clients_of(dict(request.task), False)
@@ -146,7 +147,7 @@ def tasks_of(setup: Setup) -> list[str]:
 
 
 @functools.cache
-def _flags(flagfile) -> Mapping[str, str]:
+def _flags(flagfile: str) -> Mapping[str, str]:
     """Returns the flags of a flag file that are written `--name=value`, the last of each name."""
     flags = parser.expand_flagfiles([f"--flagfile={REPO / flagfile}"])
     return dict(flag.removeprefix("--").split("=", 1) for flag in flags if "=" in flag)
@@ -198,7 +199,7 @@ def found(needed: DataFiles, data_dir: str | None = None) -> str | None:
     return path or (needed.tfds_set and _found_of_tfds(needed, data_dir))
 
 
-def _found_of_tfds(needed, data_dir) -> str | None:
+def _found_of_tfds(needed: DataFiles, data_dir: str | None) -> str | None:
     """Returns TFDS's folder if a run would read it; uses the same functions as a run."""
     path = None
     if data_dir and remote.is_address(data_dir):
@@ -210,14 +211,14 @@ def _found_of_tfds(needed, data_dir) -> str | None:
     return path or (tfds.find_in_cache(needed.tfds_set) if needed.tfds_cache in when else None)
 
 
-def _first(folder, patterns) -> str | None:
+def _first(folder: str, patterns: Iterable[str]) -> str | None:
     found = (path for pattern in patterns for path in sorted(_matching(folder, pattern)))
     # Ignore remains of interrupted downloads.
     whole = (path for path in found if not path.endswith((".part", ".part.etag")))
     return next(whole, None)
 
 
-def _matching(folder, pattern) -> list[str]:
+def _matching(folder: str, pattern: str) -> list[str]:
     if not remote.is_address(folder):
         return glob.glob(os.path.join(glob.escape(folder), pattern))
     # Anchored at the root; otherwise the pattern would also match the ends of longer paths.

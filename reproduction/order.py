@@ -116,7 +116,7 @@ def kendall(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
 
 
 @functools.cache
-def _orders(rows) -> tuple[np.ndarray, bool]:
+def _orders(rows: int) -> tuple[np.ndarray, bool]:
     """Returns orders of rows as an array `[orders, rows]`, and whether these are all orders."""
     if rows <= _MOST_FOR_ALL:
         return np.array(list(itertools.permutations(range(rows)))), True
@@ -132,7 +132,7 @@ def spearman(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     return float(a @ b) / roots if roots else math.nan
 
 
-def _ranks(values) -> np.ndarray:
+def _ranks(values: np.ndarray) -> np.ndarray:
     """Returns ranks from 0; equal values get the mean of their ranks."""
     below = (values[:, None] > values).sum(axis=1)
     equal = (values[:, None] == values).sum(axis=1)

@@ -54,7 +54,7 @@ class Places:
             for run in runs
         ]
 
-    def _brought(self, run) -> PlannedRun:
+    def _brought(self, run: PlannedRun) -> PlannedRun:
         """Copies a run's folder from the storage; it may hold a run with other settings."""
         if not self._resources.storage or run.folder in self._pulled:
             return run
@@ -63,7 +63,7 @@ class Places:
         found = items.in_its_folder(run)
         return run if found.folder == run.folder else self._brought(found)
 
-    def _compared(self, runs) -> changes.Compared:
+    def _compared(self, runs: Sequence[PlannedRun]) -> changes.Compared:
         if self._resources.here:
             return changes.compare(runs, changes.look_at)
         if not self._resources.address:
@@ -103,7 +103,7 @@ class Places:
             )
 
 
-def _has_begun(run) -> bool:
+def _has_begun(run: PlannedRun) -> bool:
     try:
         return bool(run.read().recorded)
     except RunError:
@@ -140,7 +140,7 @@ def told(found: changes.Compared) -> list[str]:
     return lines
 
 
-def _named(runs) -> str:
+def _named(runs: Sequence[PlannedRun]) -> str:
     if len(runs) == 1:
         return f"{runs[0].name} is"
     return f"{len(runs)} runs ({runs[0].name}, ...) are"

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from reproduction import run_folders
-from reproduction.setups import PAPERS, REPO, ReproduceError, Setup, words
+from reproduction.setups import PAPERS, REPO, ReproduceError, Row, Setup, words
 from simulation import experiment_flags, run_hparams
 from simulation.errors import RunError
 from tasks.formats import remote
-from tff_suite.hparams import HparamError, Value
+from tff_suite.hparams import HparamError, Settings, Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,10 +39,10 @@ class PlannedRun:
 
     row: str
     seed: int
-    point: Mapping[str, Value]
+    point: Settings
     folder: pathlib.Path
     flagfile: str
-    flags: Mapping[str, Value]
+    flags: Settings
     rounds: int
     protocol_rounds: int
     home: str = ""
@@ -89,7 +89,7 @@ class PlannedRun:
 def planned_runs(
     setup: Setup,
     rows: Iterable[str],
-    points: Mapping[str, Sequence[Mapping[str, Value]]],
+    points: Mapping[str, Sequence[Settings]],
     seeds: Iterable[int],
     *,
     root: str,
@@ -140,12 +140,20 @@ def has_settings(request: experiment_flags.Request, recorded: Mapping[str, Any])
     return all(recorded.get(flag) == request.in_force[flag] for flag in fixed)
 
 
-def _told(run) -> str:
+def _told(run: Any) -> str:
     point = ", ".join(f"{flag}={value}" for flag, value in run.point.items())
     return f"row {run.row!r}" + (f" with {point}" if point else "")
 
 
-def _run(setup, row, point, seed, root, data_dir, max_rounds) -> PlannedRun:
+def _run(
+    setup: Setup,
+    row: Row,
+    point: Settings,
+    seed: int,
+    root: str,
+    data_dir: str | None,
+    max_rounds: int | None,
+) -> PlannedRun:
     settings = {**row.settings, **point}
     whole = settings.get("total_rounds", setup.rounds)
     rounds = min(whole, max_rounds or whole)
@@ -210,7 +218,7 @@ def absolute(data_dir: str) -> str:
     return data_dir if remote.is_address(data_dir) else str(pathlib.Path(data_dir).absolute())
 
 
-def settings_of_file(flagfile: str) -> Mapping[str, Value]:
+def settings_of_file(flagfile: str) -> Settings:
     """Returns flag → value of a flag file; empty if a run needs further flags."""
     return _settings_of_file(str(REPO / flagfile), os.stat(REPO / flagfile).st_mtime_ns)
 
@@ -224,7 +232,7 @@ def _settings_of_file(path, changed):
         return {}
 
 
-def _needs_data(run) -> bool:
+def _needs_data(run: Any) -> bool:
     import tasks
 
     return tasks.get(run.request().run["task"]).needs_data

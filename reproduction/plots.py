@@ -19,6 +19,8 @@ KIND is one of
     tau             best result for each tau (FedOpt Fig. 3, 13)
 """
 
+from typing import Any
+
 from tff_suite import command_line, parser
 
 _MOST_ROUNDS = 1_000_000
@@ -101,7 +103,7 @@ __all__ = [
 ]
 
 
-def _draw(options, runs) -> Figure:
+def _draw(options: Any, runs: Any) -> Figure:
     """Draws the figure of a command line."""
     kind, title = options.kind, options.title
     higher = not options.lower_is_better
@@ -151,7 +153,7 @@ def _draw(options, runs) -> Figure:
     return best_server_rates(points, higher_is_better=higher, title=title)
 
 
-def _pareto_points(runs, options) -> pd.DataFrame:
+def _pareto_points(runs: Any, options: Any) -> pd.DataFrame:
     """Returns mean error and its relative deviation per setting of the swept flag, over seeds."""
     metric = options.column or "accuracy"
     rows = []

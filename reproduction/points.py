@@ -18,7 +18,7 @@ import numpy as np
 from tff_suite.hparams import Value
 
 # A flag's values, or {"log": [low, high]} or {"linear": [low, high]}.
-Space = Mapping[str, Sequence[Value] | Mapping[str, Sequence[float]]]
+Space = Mapping[str, Sequence[Any] | Mapping[str, Sequence[float]]]
 
 _SCALES = ("log", "linear")
 _DIGITS = 4
@@ -48,7 +48,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def of_space(space: Space, samples: int | None = None, seed: int = 0) -> list[dict[str, Value]]:
+def of_space(space: Space, samples: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
     """Returns the points to try.
 
     Args:
@@ -81,7 +81,7 @@ def of_space(space: Space, samples: int | None = None, seed: int = 0) -> list[di
     ]
 
 
-def _at(values, place: float) -> Value:
+def _at(values: Any, place: float) -> Value:
     """Returns the value at a position in [0, 1) of a list or range."""
     if not isinstance(values, Mapping):
         return values[int(place * len(values))]

@@ -39,7 +39,7 @@ def of_column(column: str, label: str | None = None) -> Quantity:
     return Quantity(label or words)
 
 
-def _words(column) -> tuple[str, str]:
+def _words(column: str) -> tuple[str, str]:
     found = _OF_CLIENTS.fullmatch(column)
     if found:
         metric, statistic, weights = found.groups()

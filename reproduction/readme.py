@@ -12,7 +12,8 @@ import re
 import shutil
 import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import tabulate
 
@@ -53,7 +54,7 @@ def check_loses_nothing(
             )
 
 
-def _extent(path) -> dict[str, tuple[list[str], int | None]]:
+def _extent(path: pathlib.Path) -> dict[str, tuple[list[str], int | None]]:
     """Returns row → seeds and rounds of a results.csv; empty if the file does not exist."""
     return {
         r["row"]: (r["seeds"].split(), int(r["rounds"]) if r["rounds"] else None)
@@ -84,7 +85,7 @@ def record(setup: Setup, folder: pathlib.Path) -> None:
             shutil.copy(path, target / path.name)
 
 
-def _table(lines, headers) -> str:
+def _table(lines: Any, headers: Sequence[str]) -> str:
     """Returns a Markdown table without padding, which would make wide cells unreadable."""
     text = tabulate.tabulate(lines, headers, tablefmt="github", disable_numparse=True)
     return re.sub(r" {2,}", " ", re.sub(r"-{3,}", "---", text))
@@ -93,7 +94,12 @@ def _table(lines, headers) -> str:
 _NUMBER = "\u00a0±\u00a0"
 
 
-def _cell(ours, theirs, digits, is_blind=False) -> str:
+def _cell(
+    ours: Mapping[str, str],
+    theirs: Mapping[str, str] | None,
+    digits: Any,
+    is_blind: bool = False,
+) -> str:
     text = results.format_cell(ours["value"], ours["spread"], digits) or ours["status"]
     if theirs is None or ours["value"] in ("", None):
         return text
@@ -146,11 +152,11 @@ def side_by_side(
     return _table(lines, ["row", *names])
 
 
-def _measured(rows) -> list[str]:
+def _measured(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return [n for n in dict.fromkeys(r["column"] for r in rows) if n != "seconds_per_round"]
 
 
-def _columns_of_paper(setup, rows) -> list[str]:
+def _columns_of_paper(setup: Setup, rows: list[dict[str, str]]) -> list[str]:
     """Returns the columns that the paper's table has.
 
     Without one for the set-up they are those that other tables of the paper have; where these have
@@ -165,7 +171,7 @@ def _columns_of_paper(setup, rows) -> list[str]:
     return names
 
 
-def _settings(setup, rows) -> str:
+def _settings(setup: Setup, rows: list[dict[str, str]]) -> str:
     """Returns each row's chosen settings, their place in the grid, rounds, seeds and seconds."""
     grid_runs = recorded(setup, "runs.csv") if setup.grid else []
     chosen = list(dict.fromkeys(flag for grid in setup.grid.values() for flag in grid))
@@ -206,7 +212,7 @@ def _readings(items: Sequence[Item]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _of_setup(item, setup, said) -> list[str]:
+def _of_setup(item: Item, setup: Setup, said: Any) -> list[str]:
     """Returns the parts of a recorded set-up's section; empty if nothing is recorded."""
     rows = recorded(setup)
     figures = sorted(recorded_folder(setup).glob("*.png"))
@@ -232,13 +238,13 @@ def _of_setup(item, setup, said) -> list[str]:
     return [heading, table, told, _fold("How it was run, with curves", [*how, *pictures.values()])]
 
 
-def _fold(summary, parts) -> str:
+def _fold(summary: str, parts: Iterable[str]) -> str:
     """Returns a folded section; the site needs the attribute `markdown`, GitHub the blank lines."""
     text = "\n\n".join(part for part in parts if part)
     return f'<details markdown="1">\n<summary>{summary}</summary>\n\n{text}\n\n</details>'
 
 
-def _remarks(item, setup, rows, said) -> str:
+def _remarks(item: Item, setup: Setup, rows: list[dict[str, str]], said: Any) -> str:
     """Returns the remarks on a table as a list; a repeated one on a stand-in is abbreviated."""
     typed = [{**r, "rounds": int(r["rounds"]) if r["rounds"] else ""} for r in rows]
     for r in typed:
@@ -267,12 +273,12 @@ _CAPTIONS = {
 }
 
 
-def _caption(setup, figure) -> str:
+def _caption(setup: Setup, figure: pathlib.Path) -> str:
     told = _CAPTIONS.get(figure.stem.rstrip("_0123456789"))
     return f"{told}. {setup.heading}" if told else setup.heading
 
 
-def _what_counts(item, setup) -> list[str]:
+def _what_counts(item: Item, setup: Setup) -> list[str]:
     """Says which set-up or row the scoreboard counts, if there are several for a published one."""
     if not results.published(setup):
         return []
@@ -285,7 +291,7 @@ def _what_counts(item, setup) -> list[str]:
     ]
 
 
-def _how(setup, rows) -> str:
+def _how(setup: Setup, rows: list[dict[str, str]]) -> str:
     """Returns how a set-up was run, as a table."""
     path = f"{setup.item}/{setup.name}"
     command = (
@@ -305,7 +311,7 @@ def _how(setup, rows) -> str:
     return _table(lines, ["", ""])
 
 
-def _why_not_run(setups) -> str:
+def _why_not_run(setups: Sequence[Setup]) -> str:
     """Says what set-ups with the same needs wait for, with the hours of all of them."""
     planned = "not yet run" if setups[0].planned else "not run"
     names = [needed.name for needed in needs.data(setups[0])]
@@ -341,7 +347,7 @@ def _overview(items: Sequence[Item]) -> str:
     )
 
 
-def _state(setup) -> str | tuple:
+def _state(setup: Setup) -> str | tuple:
     """Returns the state of a set-up that was run, as text; otherwise a tuple of what it lacks."""
     rows = recorded(setup)
     if not rows and not any(recorded_folder(setup).glob("*.png")):
@@ -373,7 +379,7 @@ def _claims(paper: str) -> str:
     return "\n\n".join(parts)
 
 
-def _lines(text) -> str:
+def _lines(text: str) -> str:
     """Returns a text as a cell of a table."""
     return text.replace("\n", "<br>")
 
@@ -435,7 +441,7 @@ def _main_claim(paper: str) -> dict[str, str]:
     }
 
 
-def _counts_of_claims(paper) -> Counter:
+def _counts_of_claims(paper: str) -> Counter:
     counts = Counter(v.verdict for v in claims.of_paper(paper))
     counts["claims"] = counts.total()
     return counts
@@ -465,7 +471,7 @@ _ORDER = (
 )
 
 
-def _rounded(value) -> str:
+def _rounded(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.2f}"
 
 
@@ -571,11 +577,11 @@ def scoreboard_page(text: str) -> str:
     return _replace(text, "claims", _claim_counts(names))
 
 
-def _name_of(paper) -> str:
+def _name_of(paper: str) -> str:
     return (PAPERS / paper / "README.md").read_text().splitlines()[0].removeprefix("# ")
 
 
-def _count(paper) -> dict[str, score.Count]:
+def _count(paper: str) -> dict[str, score.Count]:
     """Returns item → counts of its cells; a number that two tables share is counted once."""
     seen = set()
     return {item.name: score.count(score.cells(item), seen) for item in all_items(paper)}
@@ -639,12 +645,12 @@ def _on_gpus() -> str:
     return f"{on:,} of {len(rows):,} recorded results come from a GPU."
 
 
-def _counted(found: score.Count, none="") -> list:
+def _counted(found: score.Count, none: Any = "") -> list:
     rows = f"{found.rows} of {found.rows_compared}" if found.rows_compared else none
     return [*(found.statuses[s] or none for s in STATUSES), rows]
 
 
-def _telling(found: score.Count, none) -> list:
+def _telling(found: score.Count, none: Any) -> list:
     """Returns the counts of compared cells that discriminate between methods, by status."""
     return [found.discriminating[s] or none for s in score.COMPARED]
 

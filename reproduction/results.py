@@ -4,7 +4,7 @@ import csv
 import io
 import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tabulate
@@ -82,7 +82,7 @@ def column_value(run: PlannedRun, column: Mapping[str, Any]) -> float:
     return (value * column.get("scale", 1) + column.get("offset", 0)) ** column.get("power", 1)
 
 
-def _selection_values(runs, setup) -> dict[PlannedRun, float]:
+def _selection_values(runs: Sequence[PlannedRun], setup: Setup) -> dict[PlannedRun, float]:
     """Returns each run's number by the selection rule; empty without a rule, which only grids need.
 
     If time limits ended some of a row's runs early, all its runs are compared after the same number
@@ -188,7 +188,7 @@ def records(
     return result
 
 
-def _circumstances(runs) -> dict[str, str]:
+def _circumstances(runs: Sequence[PlannedRun]) -> dict[str, str]:
     """Returns data, device, commit and versions of runs, as they recorded them."""
     found = {name: {} for name in ("data", "device", "commit", *_VERSIONS)}
     for run in runs:
@@ -402,7 +402,7 @@ _FIXED = (
 )
 
 
-def _setting_names(rows) -> list[str]:
+def _setting_names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(k for r in rows for k in r if k not in _FIXED))
 
 
@@ -529,5 +529,5 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
     return lines
 
 
-def _is_short(record) -> bool:
+def _is_short(record: Mapping[str, Any]) -> bool:
     return record["rounds"] != "" and record["rounds"] < record["protocol_rounds"]

@@ -285,7 +285,7 @@ def find_runs(folders: Iterable[str]) -> list[RunFolder]:
     return [read_run(str(path)) for path in found]
 
 
-def _is_replaced(path, within) -> bool:
+def _is_replaced(path: pathlib.Path, within: pathlib.Path) -> bool:
     parts = path.relative_to(within).parts
     return any(outputs.REPLACED.search(part) or part.endswith(".tuning") for part in parts)
 
@@ -333,7 +333,7 @@ def mixtures(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> l
 _MOST_NAMED = 4
 
 
-def _mixture(what, versions) -> str:
+def _mixture(what: str, versions: Any) -> str:
     """Returns which versions of something there are, in which runs, and what has changed."""
     told = []
     what, _, is_data = what.partition("\0")
@@ -348,11 +348,11 @@ def _mixture(what, versions) -> str:
     return f"{what} {'; '.join(told)}" + (f" ({' '.join(lines)})" if lines else "")
 
 
-def _listed(seeds) -> str:
+def _listed(seeds: Iterable[int]) -> str:
     return " ".join(map(str, dict.fromkeys(seeds)))
 
 
-def _history(what, versions) -> Sequence[str]:
+def _history(what: str, versions: Any) -> Sequence[str]:
     """Returns what has changed from the earliest version of a method or task to the latest."""
     kind, _, name = what.removesuffix(", version").partition(" ")
     registry = {"method": tff_algos, "task": tasks}.get(kind)
@@ -367,7 +367,7 @@ def _part(content, name, kind=dict):
     return found if isinstance(found, kind) else kind()
 
 
-def _versions(run, made_of) -> Iterator[tuple[str, str]]:
+def _versions(run: Any, made_of: Any) -> Iterator[tuple[str, str]]:
     """Yields each part of a run that should not change, with its version or digest."""
     flags = run.flags
     task = flags.get("task", "")
@@ -404,7 +404,7 @@ def mean_of_last(run: RunFolder, column: str, last_rounds: int) -> float:
     return sum(values) / len(values)
 
 
-def _of_last(run, column, last_rounds) -> list[float]:
+def _of_last(run: RunFolder, column: str, last_rounds: int) -> list[float]:
     last_rounds = min(last_rounds, max(1, len(run.rounds) // 2))
     rounds, values = run.values(column)
     return values[rounds > run.last_round - last_rounds].tolist()
@@ -539,7 +539,7 @@ def tracked_losses(runs: Sequence[RunFolder]) -> "pd.DataFrame":
     return _joined(parts, ["method", "seed", "client", "round_num", "value"])
 
 
-def _values(run, column) -> "pd.DataFrame":
+def _values(run: RunFolder, column: str) -> "pd.DataFrame":
     _check_column(run, column)
     values = run.metrics[["round_num", column]].dropna()
     return values.rename(columns={column: "value"})
@@ -550,11 +550,11 @@ def _check_column(run, column):
         raise RunError(f"{run.folder} has no column {column} in metrics.csv.")
 
 
-def _joined(parts, columns) -> "pd.DataFrame":
+def _joined(parts: Any, columns: Sequence[str]) -> "pd.DataFrame":
     import pandas as pd
 
     return pd.concat(parts, ignore_index=True)[columns]
 
 
-def _starting(names, prefix) -> Iterator[str]:
+def _starting(names: Iterable[str], prefix: str) -> Iterator[str]:
     return (name for name in names if name.startswith(prefix))

@@ -165,7 +165,7 @@ def is_whole(setup: Setup, record: Mapping[str, str]) -> bool:
     return _diverged(record) or int(record["rounds"]) >= protocol
 
 
-def _diverged(record) -> bool:
+def _diverged(record: Mapping[str, str]) -> bool:
     return (record.get("status") or "").startswith("diverged")
 
 
@@ -235,13 +235,13 @@ def cells(item: Item) -> list[Cell]:
     return result
 
 
-def _of_paper(item, setup) -> Setup:
+def _of_paper(item: Item, setup: Setup) -> Setup:
     """Returns the set-up that a stand-in replaces, if the item has it; else the set-up itself."""
     same = (s for s in item.setups.values() if s.published == setup.published and not s.stand_in)
     return next(same, setup) if setup.stand_in else setup
 
 
-def _configuration(setup, row) -> tuple:
+def _configuration(setup: Setup, row: str) -> tuple:
     """Returns a row's configuration: flag file, settings that differ from it, rounds."""
     fixed = items.settings_of_file(setup.rows[row].flagfile)
     settings = setup.rows[row].on_top.items()

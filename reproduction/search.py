@@ -22,13 +22,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from reproduction import results
 from reproduction.items import PlannedRun, ReproduceError, Setup, format_value, planned_runs
-from tff_suite.hparams import Value
+from tff_suite.hparams import Settings
 
-Point = Mapping[str, Value]
+Point = Settings
 _EXAMPLES = "train/num_examples"
 
 
@@ -61,7 +61,7 @@ class Found:
         )
 
 
-def beyond(setup: Setup, row: str, tried: Sequence[Point], chosen: Point) -> list[dict[str, Value]]:
+def beyond(setup: Setup, row: str, tried: Sequence[Point], chosen: Point) -> list[dict[str, Any]]:
     """Returns the points to try next if the best point of a row's grid lies at an edge.
 
     There is one such point for each setting in `setup.widen` of which the best point has the
@@ -144,8 +144,31 @@ def rungs(points: int, rounds: int, factor: int = 3, first: int | None = None) -
     return [*reached, rounds]
 
 
+class Grids(Protocol):
+    """What a search reads of a set-up."""
+
+    @property
+    def rounds(self) -> int:
+        """As of `Setup`."""
+
+    @property
+    def search(self) -> Mapping[str, Any]:
+        """As of `Setup`."""
+
+    @property
+    def selection(self) -> Mapping[str, Any]:
+        """As of `Setup`."""
+
+    @property
+    def rows(self) -> Mapping[str, Any]:
+        """Name of a row → the row, whose `settings` may have `total_rounds`."""
+
+    def points(self, row: str) -> list[dict[str, Any]]:
+        """As of `Setup`."""
+
+
 def search(
-    setup: Setup,
+    setup: Grids,
     rows: Sequence[str],
     plan: Callable[[Mapping[str, Sequence[Point]], int], list[PlannedRun]],
     execute: Callable[[list[PlannedRun]], Any],
@@ -221,18 +244,24 @@ def _ranked(runs, points, selection, rounds):
     return sorted(points, key=loss)
 
 
-def _examples(run, rounds) -> float:
+def _examples(run: PlannedRun, rounds: int) -> float:
     at, values = run.read().values(_EXAMPLES)
     return float(values[at <= rounds].sum())
 
 
-def _spent(history) -> float:
+def _spent(history: Sequence[tuple[int, Sequence[Point], Sequence[PlannedRun]]]) -> float:
     """Returns the client-examples of a search so far."""
     reached = {run.folder: (run, rounds) for rounds, _, runs in history for run in runs}
     return sum(_examples(run, rounds) for run, rounds in reached.values())
 
 
-def _exceeds(budget, history, kept, steps, anew) -> bool:
+def _exceeds(
+    budget: float | None,
+    history: Sequence[tuple[int, Sequence[Point], Sequence[PlannedRun]]],
+    kept: Sequence[Point],
+    steps: Sequence[int],
+    anew: bool,
+) -> bool:
     if budget is None:
         return False
     rounds, _, runs = history[-1]
@@ -241,13 +270,21 @@ def _exceeds(budget, history, kept, steps, anew) -> bool:
     return _spent(history) + next_rung > budget
 
 
-def _found(setup, row, point, history, whole, stopped, anew) -> Found:
+def _found(
+    setup: Grids,
+    row: str,
+    point: Point,
+    history: Sequence[tuple[int, Sequence[Point], Sequence[PlannedRun]]],
+    whole: int,
+    stopped: bool,
+    anew: bool,
+) -> Found:
     counts = [(rounds, len(points)) for rounds, points, _ in history]
     share = _share(counts, len(setup.points(row)), whole, anew)
     return Found(dict(point), counts, _spent(history), share, stopped)
 
 
-def _share(counts, points, whole, anew) -> float:
+def _share(counts: Sequence[tuple[int, int]], points: int, whole: int, anew: bool) -> float:
     """Returns the rounds of a search as a share of those of the whole grid."""
     done, before = 0, 0
     for rounds, number in counts:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reproduction import points
+from reproduction.points import Space
 from tff_suite.errors import FedError
-from tff_suite.hparams import Value
+from tff_suite.hparams import Settings, Value
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 PAPERS = REPO / "papers"
@@ -39,11 +40,11 @@ class Row:
 
     name: str
     flagfile: str
-    settings: Mapping[str, Value]
+    settings: Settings
     flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
-    def on_top(self) -> dict[str, Value]:
+    def on_top(self) -> dict[str, Any]:
         """All flags of the row that override its file."""
         return {**self.flags, **self.settings}
 
@@ -53,21 +54,21 @@ class Row:
         return self.name.removesuffix("".join(f" {w}" for w in words(self.name, self.settings)))
 
 
-def _is_value(value) -> bool:
+def _is_value(value: Any) -> bool:
     return isinstance(value, bool | int | float | str)
 
 
-def _is_texts(value) -> bool:
+def _is_texts(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
 
 
-def _is_sweep(value) -> bool:
+def _is_sweep(value: Any) -> bool:
     return _is_grid(value) and all(
         isinstance(v, list) for flags in value.values() for v in flags.values()
     )
 
 
-def _is_grid(value) -> bool:
+def _is_grid(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(flags, dict)
         and all(
@@ -78,16 +79,16 @@ def _is_grid(value) -> bool:
     )
 
 
-def _is_count(value) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def is_number(value) -> bool:
+def is_number(value: Any) -> bool:
     """Returns whether a value of a file is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_seeds(value) -> bool:
+def _is_seeds(value: Any) -> bool:
     return isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
 
 
@@ -105,7 +106,7 @@ _OF_COLUMN = {
 }
 
 
-def _is_column(value) -> bool:
+def _is_column(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and {"name", "metric"} <= value.keys() <= _OF_COLUMN.keys()
@@ -113,11 +114,13 @@ def _is_column(value) -> bool:
     )
 
 
-def _is_list_of_texts(value) -> bool:
+def _is_list_of_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-def _of_keys(known: Mapping[str, Callable[[Any], Any]], needed: Iterable[str] = ()):
+def _of_keys(
+    known: Mapping[str, Callable[[Any], Any]], needed: Iterable[str] = ()
+) -> Callable[[Any], bool]:
     """Returns a function that says whether a value is a table of known keys with valid values."""
     return lambda value: (
         isinstance(value, dict)
@@ -216,7 +219,7 @@ class Setup:
         '`"min"`) the best of the run. With `reading_of` the published number of that '
         "column stands beside this one, too",
     )
-    grid: Mapping[str, Mapping[str, Sequence[Value]]] = _field(
+    grid: Mapping[str, Space] = _field(
         "a table row = { flag = [values] }",
         _is_grid,
         {},
@@ -373,7 +376,7 @@ class Setup:
         kinds = enumerate(self.figures)
         return [(f["kind"] + (f"_{i + 1}" if i else ""), f) for i, f in kinds]
 
-    def points(self, row: str) -> list[dict[str, Value]]:
+    def points(self, row: str) -> list[dict[str, Any]]:
         """Returns the points of the row's grid; one empty point if it has no grid."""
         number, seed = self.sample.get("points"), self.sample.get("seed", 0)
         return points.of_space(self.grid.get(row, {}), number, seed)
@@ -392,7 +395,7 @@ FIELDS: Mapping[str, Field] = {
 REQUIRED = ("title", "rounds", "seeds", "rows", "columns")
 
 
-def words(row: str, settings: Mapping[str, Value]) -> list[str]:
+def words(row: str, settings: Settings) -> list[str]:
     """Returns settings as texts such as `gamma=0.1`, without the method's name as a prefix."""
     method = row.split(" ")[0]
     return [

@@ -10,7 +10,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -179,7 +179,12 @@ def compare(
     return [pair._replace(holm=p) for pair, p in zip(found, corrected, strict=True)]
 
 
-def _differences_of_clients(clients, one, other, seeds) -> list[list[float]]:
+def _differences_of_clients(
+    clients: Mapping[str, Mapping[int, Mapping[str, float]]],
+    one: str,
+    other: str,
+    seeds: Iterable[int],
+) -> list[list[float]]:
     """Returns each seed's differences of common clients; empty if a seed has no common client."""
     found = []
     for seed in seeds:

@@ -14,7 +14,7 @@ import posixpath
 import shutil
 import sqlite3
 import tempfile
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import fsspec
 from fsspec.implementations import local
@@ -160,7 +160,7 @@ def _rename(system, root):
         system.rm_file(posixpath.join(root, _LIST))
 
 
-def _listed(system, root) -> list[str]:
+def _listed(system: Any, root: str) -> list[str]:
     """Returns the files of a complete upload that still have temporary names."""
     try:
         return json.loads(system.cat_file(posixpath.join(root, _LIST)))

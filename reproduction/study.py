@@ -5,14 +5,15 @@ import functools
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from reproduction import columns, drawing, items, places, results, run_folders, search, sweep
 from reproduction.items import PlannedRun, ReproduceError, Setup, UsageError
 from simulation.records import outputs
 from tff_suite import command_line
-from tff_suite.hparams import Value
+from tff_suite.hparams import Settings
 
-Point = Mapping[str, Value]
+Point = Settings
 
 
 class OutOfTimeError(ReproduceError):
@@ -57,7 +58,7 @@ class Study:
         """The folder of tables and figures."""
         return pathlib.Path(self.root) / self.setup.paper / self.setup.item / self.setup.name
 
-    def points(self) -> dict[str, list[Point]]:
+    def points(self) -> dict[str, list[dict[str, Any]]]:
         """Returns row → points of its grid."""
         return {row: self.setup.points(row) for row in self.rows}
 
@@ -81,7 +82,7 @@ class Study:
         """
         return self.places.of(self._by_settings(points, seeds, rounds))
 
-    def _by_settings(self, points, seeds, rounds=None) -> list[PlannedRun]:
+    def _by_settings(self, points: Any, seeds: Any, rounds: int | None = None) -> list[PlannedRun]:
         return items.planned_runs(
             self.setup,
             [row for row in self.rows if row in points],
@@ -168,7 +169,7 @@ class Study:
         runs = list({run.folder: run for run in [*runs, *further]}.values())
         return Outcome(self.setup, runs, chosen, told)
 
-    def _check_reached(self, runs) -> None:
+    def _check_reached(self, runs: Sequence[PlannedRun]) -> None:
         """Refuses to choose among runs of a search that ran out of time."""
         short = [
             run

@@ -168,7 +168,7 @@ def execute(
     return outcomes
 
 
-def _tell_reused(runs, missing) -> None:
+def _tell_reused(runs: Sequence[PlannedRun], missing: Sequence[PlannedRun]) -> None:
     """Says how many runs are done, and which are others than those that are there."""
     done, moved = len(runs) - len(missing), [run for run in missing if run.kept]
     told = [f"{done} of {len(runs)} runs are done already and reused"] if done else []
@@ -181,7 +181,7 @@ def _tell_reused(runs, missing) -> None:
         command_line.say(f"{'; '.join(told)}.")
 
 
-def _run_here(missing, outcomes, shown, deadline, check) -> None:
+def _run_here(missing: Any, outcomes: Any, shown: Any, deadline: float | None, check: Any) -> None:
     """Carries out runs in this process; exceptions from users' code are not caught."""
     import simulation
 
@@ -393,7 +393,7 @@ class _Sweep:
         url = url_of(run, self._resources) if self._resources.storage else None
         return self._task.remote(str(REPO), command, str(run.folder), url, run.home)
 
-    def _outcome(self, reference) -> Outcome:
+    def _outcome(self, reference: Any) -> Outcome:
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as e:
@@ -404,7 +404,7 @@ class _Sweep:
             return Outcome(None, type(e).__name__)
 
 
-def _rounds_beyond(run) -> dict[str, int]:
+def _rounds_beyond(run: PlannedRun) -> dict[str, int]:
     """Returns the flag that ends a run where it is, if it has done more than its planned rounds.
 
     That happens if the run was stopped on the way to more rounds, e.g. to a search's next rung, or

@@ -29,9 +29,9 @@ from reproduction.items import format_value
 from simulation import experiment, experiment_flags
 from simulation.errors import DivergedError
 from simulation.experiment_flags import Request
-from simulation.records import outputs
+from simulation.records import outputs, progress
 from tff_suite import writing
-from tff_suite.hparams import Value
+from tff_suite.hparams import Settings
 
 LOWEST, HIGHEST = 1e-3, 10.0
 _VALUES = [float(f"{rate:.3g}") for rate in np.geomspace(LOWEST, HIGHEST, 9)]
@@ -63,7 +63,7 @@ class _Trial:
     """A run of the search; see `reproduction.items.PlannedRun`."""
 
     row: str
-    point: Mapping[str, Value]
+    point: Settings
     folder: pathlib.Path
     rounds: int
     request: Request
@@ -77,14 +77,14 @@ class _Trial:
 class _Setup:
     """The fields of a set-up that `search.search` reads."""
 
-    tried: Sequence[Mapping[str, Value]]
+    tried: Sequence[Settings]
     rounds: int
     search: Mapping[str, Any]
     rows: Mapping[str, "_Setup"] = dataclasses.field(default_factory=dict)
-    settings: Mapping[str, Value] = dataclasses.field(default_factory=dict)
+    settings: Settings = dataclasses.field(default_factory=dict)
     selection: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _SELECTION)
 
-    def points(self, row: str) -> list[dict[str, Value]]:
+    def points(self, row: str) -> list[dict[str, Any]]:
         """Returns the points of the only row."""
         del row
         return [dict(point) for point in self.tried]
@@ -127,7 +127,7 @@ def settle(request: Request, caller: experiment.Caller) -> Request:
     return _settled(request, {**fixed, **chosen})
 
 
-def _settled(request: Request, settings: Mapping[str, Value]) -> Request:
+def _settled(request: Request, settings: Settings) -> Request:
     return dataclasses.replace(experiment_flags.with_settings(request, **settings), tune=())
 
 
@@ -138,7 +138,9 @@ def _fixed(request: Request) -> list[str]:
     return [*request.tune, *([] if held_out else ["validation_fraction"])]
 
 
-def _search(request, flags, place, caller) -> dict[str, Value]:
+def _search(
+    request: Request, flags: Sequence[str], place: str, caller: experiment.Caller
+) -> dict[str, Any]:
     started, rounds = time.monotonic(), request.run["total_rounds"]
     if len(flags) == 1:
         tried = [{flags[0]: rate} for rate in _VALUES]
@@ -191,7 +193,9 @@ def _search(request, flags, place, caller) -> dict[str, Value]:
     return dict(found.point)
 
 
-def _trial(request, point, rounds, whole, place, off) -> _Trial:
+def _trial(
+    request: Request, point: Settings, rounds: int, whole: int, place: str, off: Settings
+) -> _Trial:
     name = "_".join(f"{flag}={format_value(value)}" for flag, value in point.items())
     if request.first_other_plan(rounds, rounds, whole) is not None:
         # Its rounds depend on the total number of rounds, so it cannot be resumed for more.
@@ -201,7 +205,7 @@ def _trial(request, point, rounds, whole, place, off) -> _Trial:
     return _Trial("", point, pathlib.Path(place, name), rounds, asked)
 
 
-class _NoProgress:
+class _NoProgress(progress.ProgressInPython):
     """Progress that shows nothing; see `simulation.records.progress.Progress`."""
 
     def update(self, round_num: int, shown: Mapping[str, float]) -> None:
@@ -225,7 +229,7 @@ def _run(trial: _Trial, caller: experiment.Caller) -> None:
         caller,
         say=lambda text: None,
         warn=lambda text: None,
-        progress=lambda done, total: _NoProgress(),
+        progress=lambda done, total: _NoProgress(done, total, shown=False),
         takes_weights=False,
         callbacks=(),
         evaluators={},
@@ -238,7 +242,7 @@ def _run(trial: _Trial, caller: experiment.Caller) -> None:
         raise StoppedError(stopped_by)
 
 
-def _write(path, records, chosen) -> None:
+def _write(path: str | os.PathLike, records: Sequence[Mapping[str, Any]], chosen: Settings) -> None:
     last = max(record["rounds"] for record in records)
     text = io.StringIO()
     writer = csv.DictWriter(text, [*records[0], "chosen"], lineterminator="\n")
@@ -249,5 +253,5 @@ def _write(path, records, chosen) -> None:
     writing.write_atomically(pathlib.Path(path), text.getvalue().encode())
 
 
-def _told(settings: Mapping[str, Value], flags: Sequence[str]) -> str:
+def _told(settings: Settings, flags: Sequence[str]) -> str:
     return ", ".join(f"{flag}={format_value(settings[flag])}" for flag in flags)

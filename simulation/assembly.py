@@ -11,7 +11,7 @@ from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.rounds import cohorts, validation
 from tasks.task import Examples, FederatedData, Task
-from tff_suite.hparams import HparamError
+from tff_suite.hparams import HparamError, Settings
 
 if TYPE_CHECKING:
     from simulation.rounds.one_program import RunMethod
@@ -64,7 +64,7 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
     if look_at is not None:
         look_at(whole, model.keras_model)
     train = cohorts.as_model_takes(train, model.model)
-    tests = {}
+    tests: dict[str, Any] = {}
     for part in ("test", "validation"):
         data = getattr(task, part)
         if data is not None and len(data.client_ids):
@@ -78,7 +78,9 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
     return Parts(task, train, drawn, model, _method(built, train, drawn, settings))
 
 
-def _method(built, train, drawn, settings) -> "RunMethod":
+def _method(
+    built: Any, train: FederatedData, drawn: cohorts.Cohorts, settings: Settings
+) -> "RunMethod":
     # Imported late, so that wrong settings are reported before TensorFlow is imported.
     from simulation.rounds import one_program, staged
 

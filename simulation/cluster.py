@@ -43,7 +43,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
 
     with contextlib.ExitStack() as stack:
         if address:
-            options = {"address": _knock(address)}
+            options: dict[str, Any] = {"address": _knock(address)}
         else:
             local = stack.enter_context(_ends_with_this_process())
             cores = num_cpus or len(os.sched_getaffinity(0))
@@ -59,7 +59,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
         yield ray
 
 
-def _knock(address):
+def _knock(address: str) -> str:
     """Refuses an address at which Ray does not listen; Ray itself would wait for minutes.
 
     Returns:
@@ -82,7 +82,7 @@ def _knock(address):
     return address
 
 
-def _is_ray(address):
+def _is_ray(address: str) -> bool:
     """Returns whether the service at an address speaks Ray's protocol."""
     import grpc
     from ray._private import grpc_utils, ray_constants
@@ -97,7 +97,7 @@ def _is_ray(address):
 
 
 @contextlib.contextmanager
-def _ends_with_this_process():
+def _ends_with_this_process() -> Iterator[dict[str, str]]:
     """Yields options for a Ray that other users cannot reach and that ends with this context.
 
     By default, Ray listens on every interface of the machine and lets all users write to the folder
@@ -122,11 +122,11 @@ def _ends_with_this_process():
 
 
 @contextlib.contextmanager
-def _own_handlers():
+def _own_handlers() -> Iterator[None]:
     """Restores this process's signal handlers, which Ray replaces by its own."""
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in command_line.SIGNALS}
+        before |= {number: signal.getsignal(number) for number in command_line.SIGNALS}
     try:
         yield
     finally:
@@ -134,7 +134,7 @@ def _own_handlers():
 
 
 @contextlib.contextmanager
-def _quiet():
+def _quiet() -> Iterator[None]:
     """Discards output that bypasses Python, such as the greeting of Ray's core on stderr."""
     before = os.dup(2)
     with open(os.devnull, "w") as nowhere:

@@ -169,7 +169,9 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
                 f"{folder.path} has no checkpoint to resume from after {point.finished} rounds."
             )
         if point.checkpoint is not None:
-            stacks.check_same(folder.path, folder.read_hparams())
+            recorded = folder.read_hparams()
+            assert recorded is not None  # A folder with checkpoints and without it was refused.
+            stacks.check_same(folder.path, recorded)
             folder.check_checkpoint(point.checkpoint)
             _check_same_plans(request, point.checkpoint)
         if settings["initial_weights"] is not None:
@@ -178,7 +180,14 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
         return _work(request, folder, point, caller, started, is_over)
 
 
-def _work(request, folder, point, caller, started, is_over) -> Outcome:
+def _work(
+    request: Request,
+    folder: outputs.ExperimentFolder,
+    point: "_Point",
+    caller: Caller,
+    started: float,
+    is_over: bool,
+) -> Outcome:
     """Does the part of a run that needs TensorFlow."""
     imports.import_tensorflow()
     settings = request.run
@@ -188,7 +197,8 @@ def _work(request, folder, point, caller, started, is_over) -> Outcome:
         experiment = Experiment(request, folder, point, caller)
         command_line.stops_raise()
         stack.enter_context(runtimes.installed(experiment.request.run["runtime"]))
-        if is_over and point.finished == point.checkpoint.round_num:
+        saved = point.checkpoint
+        if is_over and saved is not None and point.finished == saved.round_num:
             return Outcome(folder.path, experiment.restored_weights())
         with _unfit_examples_explained(settings["task"]):
             return experiment.train(caller, started)
@@ -265,7 +275,9 @@ def _stopped(request: Request, folder: outputs.ExperimentFolder, caller: Caller)
     summary = outputs.read_json(folder.file("summary.json")) or {}
     if not summary.get("finished") or summary.get("rounds") > request.run["total_rounds"]:
         return ""
-    given = [] if condition is None else [callbacks.StopAt(condition)]
+    given: list[callbacks.Callback] = []
+    if condition is not None:
+        given = [callbacks.StopAt(condition)]
     if "stopped" in summary:
         given = [*(c for c in caller.callbacks if isinstance(c, callbacks.Callback)), *given]
     if not given:
@@ -277,9 +289,11 @@ def _stopped(request: Request, folder: outputs.ExperimentFolder, caller: Caller)
 def _unmeasured(request: Request, folder: outputs.ExperimentFolder) -> str:
     """Lists the measuring flags that are set now but were not set in a finished run."""
     with files.explained(folder.path):
-        recorded = folder.read_hparams()["flags"]
+        recorded = folder.read_hparams()
+    assert recorded is not None  # A folder of results without it was refused.
+    flags = recorded["flags"]
     asked = {name: request.in_force.get(name) for name in sorted(run_hparams.MEASURES)}
-    return ", ".join(f"--{k}={v}" for k, v in asked.items() if v and v != recorded.get(k))
+    return ", ".join(f"--{k}={v}" for k, v in asked.items() if v and v != flags.get(k))
 
 
 def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
@@ -300,7 +314,7 @@ def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
 def _check_same_plans(request: Request, checkpoint: checkpoints.Checkpoint) -> None:
     """Refuses a change of `--total_rounds` that would have affected completed rounds."""
     now = request.run["total_rounds"]
-    before = checkpoint.settings.get("total_rounds", now)
+    before: Any = checkpoint.settings.get("total_rounds", now)
     other = request.first_other_plan(checkpoint.round_num, before, now)
     if other is not None:
         raise HparamError(
@@ -310,7 +324,9 @@ def _check_same_plans(request: Request, checkpoint: checkpoints.Checkpoint) -> N
         )
 
 
-def _check_finished(request, folder, point, caller) -> None:
+def _check_finished(
+    request: Request, folder: outputs.ExperimentFolder, point: _Point, caller: Caller
+) -> None:
     """Checks that a finished run was made with the current code and data.
 
     Raises:
@@ -339,14 +355,16 @@ def _check_finished(request, folder, point, caller) -> None:
         recorder.accept(folder, point.finished, found.identity, accepted)
 
 
-def _recorded_identity(folder) -> Mapping[str, Any] | None:
+def _recorded_identity(folder: outputs.ExperimentFolder) -> Mapping[str, Any] | None:
     """Returns the recorded identity of a run; `None` if the run has not begun."""
     with files.explained(folder.path):
         recorded = folder.read_hparams()
     return None if recorded is None else recorded["identity"]
 
 
-def _changes(request, folder, now, data) -> list[identity.Change]:
+def _changes(
+    request: Request, folder: outputs.ExperimentFolder, now: Mapping[str, Any], data: Any
+) -> list[identity.Change]:
     """Returns what differs from the recorded identity of the run in a folder."""
     before = _recorded_identity(folder)
     if before is None:
@@ -355,7 +373,12 @@ def _changes(request, folder, now, data) -> list[identity.Change]:
     return identity.differences(before, now, folder.data_digests(), data, history)
 
 
-def _settle(request, folder, changes, caller) -> list[str]:
+def _settle(
+    request: Request,
+    folder: outputs.ExperimentFolder,
+    changes: Sequence[identity.Change],
+    caller: Caller,
+) -> list[str]:
     """Refuses changes unless `--accept_code_changes` covers them; returns them as text."""
     if changes:
         data = any(change.kind == "data" for change in changes)

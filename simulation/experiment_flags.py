@@ -22,7 +22,7 @@ from tasks.task import Task
 from tff_algos import registry
 from tff_suite import hparams as hparams_lib
 from tff_suite import imports, parser
-from tff_suite.hparams import HparamError, Value
+from tff_suite.hparams import HparamError, Settings, Value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Request:
         placeholder number.
     """
 
-    run: Mapping[str, Value]
-    training: Mapping[str, Value]
-    method: Mapping[str, Value]
-    task: Mapping[str, Value]
-    in_force: Mapping[str, Value]
+    run: Settings
+    training: Settings
+    method: Settings
+    task: Settings
+    in_force: Settings
     objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tune: Sequence[str] = ()
 
@@ -169,7 +169,7 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
     return dataclasses.replace(request, objects={k: v for k, v in objects.items() if v is not None})
 
 
-def _name_by_settings(request, given, owners) -> str:
+def _name_by_settings(request: Request, given: Settings, owners: Any) -> str:
     """Returns a folder name that is unique to the settings, so a loop over settings needs no names.
 
     Settings at their default are left out, so a flag that a later version adds changes no name.
@@ -184,7 +184,7 @@ def _name_by_settings(request, given, owners) -> str:
     return f"{request.run['experiment_name']}_seed{request.run['seed']}_{digest}"
 
 
-def _take_schedule(settings, given) -> None:
+def _take_schedule(settings: dict[str, Any], given: dict[str, Any]) -> None:
     """Replaces a schedule that is a function of the round by its rate in the first round."""
     if given.pop("client_learning_rate", settings.get("client_learning_rate")) is not None:
         raise HparamError(
@@ -197,7 +197,7 @@ def _take_schedule(settings, given) -> None:
     settings["client_learning_rate"] = schedules.first_rate(settings.pop("client_lr_schedule"))
 
 
-def _check_own_task(task, given) -> str:
+def _check_own_task(task: Any, given: Settings) -> str:
     """Checks a user's own task and returns its name, which is recorded."""
     if not isinstance(task, Task):
         kind = type(task).__name__
@@ -211,12 +211,13 @@ def _check_own_task(task, given) -> str:
             json.dumps(dict(getattr(task, field)))
         except (TypeError, ValueError) as e:
             raise HparamError(f"task: its {field} cannot be kept as JSON: {_one_line(e)}") from e
-    return next(h for h in RUN_HPARAMS if h.name == "task").check(task.name, "task: its name")
+    next(h for h in RUN_HPARAMS if h.name == "task").check(task.name, "task: its name")
+    return task.name
 
 
-def _checked(given, modules, owners, own_task=None) -> Request:
+def _checked(given: Any, modules: Sequence[str], owners: Any, own_task: Any = None) -> Request:
     # A wrong name is the likeliest cause of all later errors, so it is reported first.
-    known = {}
+    known: dict[str, Any] = {}
     for flag, module in (("algorithm", tff_algos), ("task", tasks)):
         if flag == "task" and own_task is not None:
             known[flag] = _spec_of(own_task)
@@ -268,8 +269,8 @@ def _parser_for(arguments: Sequence[str]) -> run_parser.RunParser:
     return run_parser.RunParser(run_parser.flag_owners())
 
 
-def _resolve(given, modules, method_spec, task_spec) -> Request:
-    def own(name, declared):
+def _resolve(given: Settings, modules: Sequence[str], method_spec: Any, task_spec: Any) -> Request:
+    def own(name: str, declared: Any) -> Any:
         return {h.name: given[f] for h in declared if (f := h.flag_name(name)) in given}
 
     run = hparams_lib.resolve("run", RUN_HPARAMS, own("run", RUN_HPARAMS))
@@ -300,9 +301,9 @@ def _resolve(given, modules, method_spec, task_spec) -> Request:
     return Request(run, given_training, method, task, in_force)
 
 
-def _by_flag(spec, settings):
+def _by_flag(spec: Any, settings: Settings) -> dict[str, Any]:
     return {h.flag_name(spec.name): settings[h.name] for h in spec.hparams}
 
 
-def _one_line(error) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())

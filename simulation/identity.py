@@ -126,11 +126,11 @@ def loads(request: Request, before: Mapping[str, Any]) -> bool:
     return tasks.get(settings["task"]).needs_data and not settings["use_synthetic_data"]
 
 
-def _builds(request) -> bool:
+def _builds(request: Request) -> bool:
     return _has_own_task(request) or "model" in request.objects
 
 
-def _look_at_task(request, before) -> Looked:
+def _look_at_task(request: Request, before: Mapping[str, Any]) -> Looked:
     if _builds(request):
         imports.import_tensorflow()
         runtimes.configure_gpus(None, False)
@@ -208,18 +208,20 @@ def of_task(
         describer.look("model function", own_model)
     if "client_lr_schedule" in request.objects:
         describer.look("client learning rate", request.objects["client_lr_schedule"])
-    more = {"code": describer.found.code, "values": describer.found.values}
+    more: dict[str, Any] = {"code": describer.found.code, "values": describer.found.values}
     if model_identity.is_keras_model(keras_model):
         more["model"] = model_identity.of_model(keras_model, describer)
         known = (before or {}).get("model")
-        if known and _draws_anew(request, task, known, more["model"]):
+        if known and task is not None and _draws_anew(request, task, known, more["model"]):
             more["model"] |= {n: known[n] for n in model_identity.names_of_weights(more["model"])}
     if task is not None and data is not None:
         more["data"] = {"digest": fingerprint.whole(data), **_counts(task)}
     return _joined(found, more)
 
 
-def _draws_anew(request, task, before, now) -> bool:
+def _draws_anew(
+    request: Request, task: Task, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> bool:
     """Returns whether initial weights differ only because a model function ignores its seed.
 
     Such a function draws other weights at each call, so its weights cannot be compared: any draw is
@@ -236,7 +238,7 @@ def _draws_anew(request, task, before, now) -> bool:
     return any(not model_identity.same_weights(again[n], now[n]) for n in weights)
 
 
-def _joined(*identities) -> dict[str, Any]:
+def _joined(*identities: Mapping[str, Any]) -> dict[str, Any]:
     """Merges several partial identities."""
     joined: dict[str, Any] = {}
     for identity in identities:
@@ -262,7 +264,7 @@ def _describer(
     return code_digests.Describer([model_identity.look_at_library_object], packages, places)
 
 
-def _of_spec(kind, spec, functions) -> dict[str, Any]:
+def _of_spec(kind: str, spec: Any, functions: Any) -> dict[str, Any]:
     """Returns the version of a method or task, and the code of its functions."""
     functions = {name: f for name, f in functions.items() if f is not None}
     describer = _describer([f for name, f in functions.items() if name != "plan"])
@@ -300,7 +302,7 @@ def _place(module):
     return module, getattr(sys.modules.get(module), "__file__", None)
 
 
-def _has_own_task(request) -> bool:
+def _has_own_task(request: Request) -> bool:
     if "task" in request.objects:
         return True
     spec = tasks.get(request.run["task"])
@@ -314,7 +316,7 @@ def _edited() -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def _edited_at(moment) -> frozenset[str]:
+def _edited_at(moment: Any) -> frozenset[str]:
     del moment
     command = ["git", "-C", code_digests.SUITE, "status", "--porcelain", "-z", "--no-renames"]
     command += ["--untracked-files=all", "--", "tff_algos", "tasks", "tff_suite"]
@@ -326,7 +328,7 @@ def _edited_at(moment) -> frozenset[str]:
     return frozenset(os.fsdecode(line[3:]) for line in lines if line.endswith(b".py"))
 
 
-def _counts(task) -> dict[str, int]:
+def _counts(task: Task) -> dict[str, int]:
     found = {
         "training clients": len(task.train.client_ids),
         "training examples": int(np.sum(task.train.sizes)),
@@ -428,7 +430,7 @@ def _of_values(before, now, kind="", history=()):
     return texts
 
 
-def _read(value) -> str:
+def _read(value: Any) -> str:
     return str(value).split(" #")[0]
 
 

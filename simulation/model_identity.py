@@ -130,7 +130,7 @@ def _look_at_own_parts(describer, name, value):
             describer.look(f"{name}, {key}", inner)
 
 
-def _is_plain(value) -> bool:
+def _is_plain(value: Any) -> bool:
     """Returns whether a value consists only of numbers and texts, at any depth."""
     if isinstance(value, Mapping):
         value = list(value.values())
@@ -180,7 +180,7 @@ def of_model(keras_model: Any, describer: code_digests.Describer) -> dict[str, s
     return told | ({"wiring": code_digests.digest(json.dumps(wiring))} if wiring else {})
 
 
-def _layer_names(kinds) -> list[str]:
+def _layer_names(kinds: Any) -> list[str]:
     """Returns names for layers, numbered from 1; input layers are numbered separately."""
     names, numbers = [], {True: 0, False: 0}
     for kind in kinds:
@@ -223,13 +223,13 @@ def _wiring(model, index):
     return [nodes, ends]
 
 
-def _is_revived(model) -> bool:
+def _is_revived(model: Any) -> bool:
     """Returns whether a model was loaded without its original classes."""
     layers = [model, *model._flatten_layers(recursive=True, include_self=False)]
     return any("saved_model" in type(layer).__module__ for layer in layers)
 
 
-def _call_digest(model) -> str:
+def _call_digest(model: Any) -> str:
     import tensorflow as tf
 
     if model.inputs:
@@ -242,7 +242,7 @@ def _call_digest(model) -> str:
     return _graph_digest(tf.function(lambda x: model(x)).get_concrete_function(*arguments).graph)
 
 
-def _graph_digest(graph) -> str:
+def _graph_digest(graph: Any) -> str:
     """Returns a digest of a traced graph, independent of the names of nodes and functions."""
     definition = graph.as_graph_def()
     functions = {f.signature.name: f for f in definition.library.function}

@@ -48,7 +48,7 @@ class RunParser(parser.Parser):
       owners: See `flag_owners`.
     """
 
-    def __init__(self, owners):
+    def __init__(self, owners: Mapping[str, Any]):
         super().__init__(HELP)
         self.owners = owners
         for flag, (hparam, _) in owners.items():
@@ -74,7 +74,7 @@ class RunParser(parser.Parser):
         return "\n\n".join([self.head(), *told, *self.tail(full)])
 
 
-def _own_setting(name, arguments, owners) -> str | None:
+def _own_setting(name: str, arguments: Sequence[str], owners: Any) -> str | None:
     """Returns the flag `<owner>_<name>` if the chosen method or task has it."""
     for kind in ("algorithm", "task"):
         for argument in arguments:
@@ -88,7 +88,7 @@ def flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:
     """Returns, for each flag, its declaration and its owners as (kind, name) pairs."""
     owners: dict[str, tuple[Hparam, list]] = {}
 
-    def add(kind, name, declared):
+    def add(kind: str, name: str, declared: Any) -> None:
         for hparam in declared:
             flag = hparam.flag_name(name)
             known, owned_by = owners.setdefault(flag, (hparam, []))
@@ -171,7 +171,7 @@ def refuse_unused(
         )
 
 
-def _help(algorithm, task, owners, full) -> list[str]:
+def _help(algorithm: Any, task: Any, owners: Any, full: bool) -> list[str]:
     """Returns the sections of the help: flags that apply, then names of methods and tasks."""
     chosen = {}
     if algorithm is not None:
@@ -214,7 +214,7 @@ def _help(algorithm, task, owners, full) -> list[str]:
     return sections
 
 
-def _help_of_flag(flag, hparam, default):
+def _help_of_flag(flag: str, hparam: Any, default: Any) -> Any:
     facts = [] if default == "unset" else [f"default: {default}"]
     if hparam.describe_range():
         facts.append(hparam.describe_range())

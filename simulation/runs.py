@@ -124,7 +124,7 @@ def _read(folder: str, held: set[tuple[int, int]]) -> Run:
         return run._replace(note=f"its files are damaged ({type(e).__name__})")
 
 
-def _described(run: Run, held) -> Run:
+def _described(run: Run, held: Any) -> Run:
     recorded = outputs.read_json(os.path.join(run.folder, "hparams.json"))
     if recorded is None:
         return run._replace(note="hparams.json is missing")
@@ -165,7 +165,7 @@ def _described(run: Run, held) -> Run:
     return run._replace(state="resumable", round=saved[-1])
 
 
-def _of(flags, name, kind):
+def _of(flags: Mapping[str, Any], name: str, kind: type) -> Any:
     """Returns a flag's value.
 
     Raises:
@@ -176,7 +176,7 @@ def _of(flags, name, kind):
     return flags[name]
 
 
-def _metric(summary, columns) -> str | None:
+def _metric(summary: Mapping[str, Any] | None, columns: Any) -> str | None:
     """Returns the column of the task's primary metric."""
     best = [name for name in (summary or {}).get("best", {}) if name != metrics_csv.ROUND]
     measured = [name for name in columns if name.startswith("eval/") and name != "eval/loss"]
@@ -184,12 +184,12 @@ def _metric(summary, columns) -> str | None:
     return next((name for name in known if name in columns), None)
 
 
-def _finite(number) -> float | None:
+def _finite(number: Any) -> float | None:
     value = math.nan if number is None else float(number)
     return value if math.isfinite(value) else None
 
 
-def _other_versions(recorded, run) -> str:
+def _other_versions(recorded: Mapping[str, Any], run: Any) -> str:
     """Describes a changed version of the method or task; blank if unchanged."""
     identity = recorded.get("identity") or {}
     told = []
@@ -203,7 +203,7 @@ def _other_versions(recorded, run) -> str:
     return "; ".join(told)
 
 
-def _other_stack(recorded) -> str:
+def _other_stack(recorded: Mapping[str, Any]) -> str:
     """Names the stack that an unfinished run needs, if it is not this one."""
     stack = (recorded.get("start") or {}).get("stack")
     if stack in (None, compat.stack()):
@@ -228,7 +228,7 @@ def _held_files(locks: str = "/proc/locks") -> set[tuple[int, int]]:
     return {(os.makedev(int(a, 16), int(b, 16)), int(inode)) for a, b, inode in places}
 
 
-def _is_held(path, held) -> bool:
+def _is_held(path: str, held: Any) -> bool:
     try:
         found = os.stat(path)
     except OSError:
@@ -236,7 +236,7 @@ def _is_held(path, held) -> bool:
     return (found.st_dev, found.st_ino) in held
 
 
-def _seconds_since(folder) -> float:
+def _seconds_since(folder: str) -> float:
     times = []
     for name in _STEPS:
         try:
@@ -246,7 +246,7 @@ def _seconds_since(folder) -> float:
     return max(0.0, time.time() - max(times)) if times else 0.0
 
 
-def _bytes(folder) -> int:
+def _bytes(folder: str) -> int:
     total = 0
     for place, _, files in os.walk(folder):
         for name in files:
@@ -265,7 +265,7 @@ def sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {folder: some for folder, some in within.items() if len(some) > 1}
 
 
-def _made_of(recorded) -> str:
+def _made_of(recorded: Mapping[str, Any]) -> str:
     """Returns what a run was made of, without what differs between seeds."""
     known = recorded.get("identity")
     if not isinstance(known, dict):
@@ -338,11 +338,11 @@ def table(runs: Sequence[Run], root: str) -> str:
     return "\n\n".join(parts)
 
 
-def _table(lines, headers) -> str:
+def _table(lines: Any, headers: Sequence[str]) -> str:
     return tabulate.tabulate(lines, headers, tablefmt="github", disable_numparse=True)
 
 
-def _place(group, root) -> str:
+def _place(group: Any, root: str) -> str:
     """Returns the path of one or several runs, with a star in place of differing seeds."""
     paths = [os.path.relpath(run.folder, root) for run in group]
     starred = {re.sub(r"seed\d+", "seed*", path) for path in paths}
@@ -351,7 +351,7 @@ def _place(group, root) -> str:
     return starred.pop()
 
 
-def _metric_of(group) -> str:
+def _metric_of(group: Any) -> str:
     values = [run.value for run in group if run.value is not None]
     if not values:
         return ""

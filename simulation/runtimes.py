@@ -73,7 +73,7 @@ def installed(name: str, num_threads: int | None = None) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _context(name: str, num_threads: int | None):
+def _context(name: str, num_threads: int | None) -> Any:
     if name == "native":
         from simulation.tff import native_worker
 
@@ -254,7 +254,7 @@ def configure_gpus(memory_mb: int | None, deterministic: bool) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
-def _memory_limits(gpu) -> list[float]:
+def _memory_limits(gpu: Any) -> list[float]:
     import tensorflow as tf
 
     return [c.memory_limit for c in tf.config.get_logical_device_configuration(gpu) or ()]

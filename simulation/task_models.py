@@ -87,7 +87,9 @@ def keras_model(task: Task, settings: Mapping[str, Any]) -> Any:
         return task.keras_model(settings["seed"])
 
 
-def _varied_examples(train: FederatedData, most: int = 32, clients: int = 4):
+def _varied_examples(
+    train: FederatedData, most: int = 32, clients: int = 4
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns some inputs and targets `[n, ...]`, of clients until one has no new target.
 
     Args:

@@ -162,7 +162,7 @@ def cache_path() -> pathlib.Path:
 class _Cache:
     """The cache of digests, a context manager. If it cannot be read or written, it stays unused."""
 
-    def __enter__(self):
+    def __enter__(self) -> "_Cache":
         self._new = []
         self._db = None
         try:
@@ -174,7 +174,7 @@ class _Cache:
             self._close()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         if self._db is not None and self._new:
             with contextlib.suppress(*_DAMAGE):
                 self._db.execute("BEGIN IMMEDIATE")
@@ -184,7 +184,7 @@ class _Cache:
                 self._db.execute("COMMIT")
         self._close()
 
-    def _close(self):
+    def _close(self) -> None:
         if self._db is not None:
             self._db.close()
         self._db = None
@@ -207,7 +207,7 @@ class _Cache:
                 self._new.append((path, *key, sha256))
         return sha256
 
-    def _known(self, path):
+    def _known(self, path: str) -> Any:
         if self._db is None:
             return None
         select = "SELECT size, mtime_ns, inode, sha256 FROM digests WHERE path = ?"
@@ -217,6 +217,6 @@ class _Cache:
             self._close()
             return None
 
-    def _key(self, file):
+    def _key(self, file: Any) -> Any:
         status = os.fstat(file.fileno())
         return status.st_size, status.st_mtime_ns, status.st_ino

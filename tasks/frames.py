@@ -287,7 +287,15 @@ class _Table:
 
     x: np.ndarray
 
-    def __init__(self, frame, what, user, target, id, users_may_lack=False):
+    def __init__(
+        self,
+        frame: Any,
+        what: str,
+        user: Any,
+        target: Any,
+        id: Any,
+        users_may_lack: bool = False,
+    ):
         self.frame, self.what, self.id = frame, what, id
         if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
             raise TaskError(
@@ -313,7 +321,7 @@ class _Table:
             known = ", ".join(map(str, self.frame.columns[:20]))
             raise TaskError(f"{role}: {self.what} has no column {column!r}; it has {known}.")
 
-    def values(self, name: str) -> list[Any]:
+    def values(self, name: Any) -> list[Any]:
         """Returns a column's values after checking that none is missing."""
         self.complete(name)
         return self.frame[name].tolist()
@@ -555,7 +563,7 @@ class _Texts:
             row[: len(numbered)] = numbered
         return x
 
-    def _split(self, table):
+    def _split(self, table: _Table) -> list[list[str]]:
         table.require(self._name, "text")
         texts = table.values(self._name)
         wrong = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
@@ -710,14 +718,14 @@ def _task(  # noqa: C901
     inputs.fit(table, rows)
     x, transform = inputs.take(table), inputs.transform
 
-    def federated(parts):
+    def federated(parts: Mapping[str, np.ndarray]) -> ArrayFederatedData:
         return ArrayFederatedData(x, y, list(parts.values()), list(parts), transform)
 
-    def of(other, own):
+    def of(other: _Table, own: Mapping[str, np.ndarray]) -> ArrayFederatedData:
         return ArrayFederatedData(*arrays(other), list(own.values()), list(own), transform)
 
     @functools.cache
-    def arrays(other):
+    def arrays(other: _Table) -> tuple[np.ndarray, np.ndarray]:
         return inputs.take(other), target.take(other)
 
     sets: dict[str, Any] = {"test": None, "validation": None, "central_test": None}

@@ -151,7 +151,7 @@ def _of_partition(
     # With `auto` only the data tell.
     auto: dict[Value, Any] = {"auto": None} if "auto" in partitions else {}
 
-    def beside(default, *ways):
+    def beside(default: Any, *ways: str) -> By:
         return By("partition", auto | {way: default for way in ways if way in partitions})
 
     return (

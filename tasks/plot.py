@@ -190,7 +190,7 @@ def draw(shown: Partition, title: str | None = None, most: float | None = None) 
     return figures.fit(figure)
 
 
-def _histogram(panel, numbers, words):
+def _histogram(panel: Any, numbers: np.ndarray, words: str) -> None:
     """Draws how many clients have each number, with bins that hold whole numbers."""
     low, high = int(np.min(numbers)), int(np.max(numbers))
     # Of few clients, most of many bins would be empty.

@@ -91,7 +91,7 @@ class TaskSpec:
     check: Callable[[hparams_lib.Settings], None] | None = None
     check_data: Callable[[hparams_lib.Settings], None] | None = None
     clients: Callable[[hparams_lib.Settings, bool], Clients | None] | None = None
-    metrics: Sequence[str] | Callable[[hparams_lib.Settings], Sequence[str]] | None = None
+    metrics: Sequence[str] | Callable[[hparams_lib.Settings], Sequence[str] | None] | None = None
     own_code: bool = False
     data: Sequence[DataFiles] = ()
     version: int = 1

@@ -89,7 +89,7 @@ class Gathered:
         # All rows are there; with another mode NumPy would first copy the array to be filled.
         self._values.take(self._rows, 0, out, "clip")
 
-    def __array__(self, dtype=None):
+    def __array__(self, dtype: Any = None) -> np.ndarray:
         out = np.empty(self.shape, self.dtype)
         self.into(out)
         return out if dtype is None else out.astype(dtype, copy=False)

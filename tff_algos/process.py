@@ -61,7 +61,7 @@ class Next(computation_impl.ConcreteComputation):
         )
         self._look_at = look_at
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the round. A list or tuple of clients is checked first."""
         state = kwargs.get("state", args[0] if args else None)
         clients = kwargs.get("clients", args[1] if len(args) > 1 else None)
@@ -99,7 +99,7 @@ class GetModelWeights(_WhenUsed):
         super().__init__(make, type_signature)
         self._frozen = frozen
 
-    def __call__(self, state):
+    def __call__(self, state: Any) -> Any:
         """Returns the weights in a state."""
         if isinstance(state, tff.Value):
             return super().__call__(state)
@@ -126,7 +126,7 @@ class SetModelWeights(computation_impl.ConcreteComputation):
         )
         self._frozen = frozen
 
-    def __call__(self, state, weights):
+    def __call__(self, state: Any, weights: Any) -> Any:
         """Returns the state with other trainable weights.
 
         Raises:
@@ -157,10 +157,10 @@ class StackedStates(Sequence):
         """Initialises from the arrays."""
         self.stacked = stacked
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(tf.nest.flatten(self.stacked)[0])
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> Any:
         part = tf.nest.map_structure(lambda values: values[key], self.stacked)
         return StackedStates(part) if isinstance(key, slice) else part
 

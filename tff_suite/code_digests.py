@@ -114,7 +114,7 @@ def _texts(tree: ast.Module) -> dict[str, str]:
     return {name: "\n".join(texts) for name, texts in found.items()}
 
 
-def _add_class(node, name, found):
+def _add_class(node: Any, name: str, found: Any) -> None:
     body = []
     for inner in _statements(node.body):
         if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -125,7 +125,7 @@ def _add_class(node, name, found):
     found[f"class {name}"].append(json.dumps([outside, body]))
 
 
-def _imported(node, used):
+def _imported(node: Any, used: Any) -> list[str]:
     """Returns the used names of an import; of a star import, all."""
     if isinstance(node, ast.Import):
         pairs = [(a.name, a.asname or a.name.split(".")[0], "") for a in node.names]
@@ -156,7 +156,7 @@ def _is_main(node: ast.AST) -> bool:
     )
 
 
-def _statements(body):
+def _statements(body: Any) -> Any:
     """Returns the statements that have an effect: no docstrings or other texts, no `pass`."""
     return [
         node
@@ -238,7 +238,7 @@ def _path_of(name: str) -> str | None:
     return None if spec is None else spec.origin
 
 
-def _dots(name):
+def _dots(name: str) -> list[int]:
     return [i for i, c in enumerate(name) if c == "."]
 
 
@@ -268,7 +268,7 @@ def _compiled(path: str, source: str) -> dict[str, list[types.CodeType]]:
     """Returns the code of all functions in a source text, by qualified name."""
     found = collections.defaultdict(list)
 
-    def add(code):
+    def add(code: Any) -> None:
         found[code.co_qualname].append(code)
         for inner in code.co_consts:
             if isinstance(inner, types.CodeType):
@@ -415,7 +415,7 @@ class Describer:
         else:
             self._look_once(name, value)
 
-    def _without_place(self, value):
+    def _without_place(self, value: Any) -> Any:
         for place in self._places:
             if isinstance(value, str) and (f"{value}/").startswith(f"{place.rstrip('/')}/"):
                 return "the data folder" + value[len(place.rstrip("/")) :]
@@ -441,7 +441,7 @@ class Describer:
         else:
             self._values.update(told)
 
-    def _look_once(self, name, value):
+    def _look_once(self, name: str, value: Any) -> None:
         if id(value) in self._seen:
             self.tell(name, f"as {self._seen[id(value)][0]}")
             return
@@ -484,7 +484,7 @@ class Describer:
 
     # Functions.
 
-    def _look_at_function(self, name, function):
+    def _look_at_function(self, name: str, function: types.FunctionType) -> None:
         module, code = function.__module__ or "", function.__code__
         shown = _qualname(function.__qualname__)
         if not self._is_users(module, code.co_filename):
@@ -501,7 +501,7 @@ class Describer:
         self._look_at_defaults(name, function)
         self._look_at_globals(function)
 
-    def _look_at_cells(self, name, function):
+    def _look_at_cells(self, name: str, function: types.FunctionType) -> None:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
         for variable, cell in cells:
             try:
@@ -511,7 +511,9 @@ class Describer:
             if content is not function and variable != "__class__":
                 self._look_at_used(f"{name}, {variable}", content, function, variable)
 
-    def _look_at_used(self, name, value, function, variable):
+    def _look_at_used(
+        self, name: str, value: Any, function: types.FunctionType, variable: str
+    ) -> None:
         """Inspects a variable of a function; for settings, only those that the function reads."""
         is_settings = type(value).__name__ in _SETTINGS
         if not is_settings and not isinstance(value, Mapping):
@@ -526,7 +528,7 @@ class Describer:
             missing = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
             self.look(f"{name}[{key!r}]", missing)
 
-    def _look_at_defaults(self, name, function):
+    def _look_at_defaults(self, name: str, function: types.FunctionType) -> None:
         code = function.__code__
         defaults = function.__defaults__ or ()
         names = code.co_varnames[: code.co_argcount][code.co_argcount - len(defaults) :]
@@ -535,7 +537,7 @@ class Describer:
         for variable, value in sorted((function.__kwdefaults__ or {}).items()):
             self.look(f"{name}, {variable}", value)
 
-    def _look_at_globals(self, function):
+    def _look_at_globals(self, function: types.FunctionType) -> None:
         module = function.__module__ or ""
         names = _names_of(function.__code__)
         self._look_at_imports(function)
@@ -546,7 +548,7 @@ class Describer:
             elif self._counts(module, variable, value):
                 self._look_at_used(f"{label(module)}, {variable}", value, function, variable)
 
-    def _look_at_imports(self, function):
+    def _look_at_imports(self, function: types.FunctionType) -> None:
         """Inspects the modules that a function of a main program imports inside its body."""
         if function.__module__ != "__main__":
             return  # The imports of a module are followed as a whole.
@@ -554,7 +556,7 @@ class Describer:
         for name in _imports_of(node, "__main__") if node else ():
             self.module(name)
 
-    def _look_at_module(self, module, names):
+    def _look_at_module(self, module: types.ModuleType, names: Any) -> None:
         if not self._is_users(module.__name__, getattr(module, "__file__", None)):
             return
         self.module(module.__name__)
@@ -580,7 +582,7 @@ class Describer:
 
     # Classes and their instances.
 
-    def _look_at_class(self, name, kind):
+    def _look_at_class(self, name: str, kind: type) -> None:
         shown = _qualname(kind.__qualname__)
         if not self._is_users(kind.__module__, _file_of(kind)):
             self.tell(name, f"{self._called(kind.__module__)} {shown}")
@@ -600,7 +602,7 @@ class Describer:
             if base is not object:
                 self.look(f"{name}, base {base.__name__}", base)
 
-    def _look_at_instance(self, name, value):
+    def _look_at_instance(self, name: str, value: Any) -> None:
         kind = type(value)
         shown = _qualname(kind.__qualname__)
         users = self._is_users(kind.__module__, _file_of(kind))
@@ -671,7 +673,7 @@ class Describer:
         top = module.split(".")[0]
         return _SAME.get(top, top)
 
-    def _add_code(self, module, shown, code):
+    def _add_code(self, module: str, shown: str, code: Any) -> None:
         node = _node_of(code)
         text = _bytecode(code) if node is None else _canonical(node)
         name = f"{shown}()"

@@ -80,7 +80,7 @@ def _answered_early(parser: Any) -> int | None:
     going_on = -1
 
     @reported
-    def parse(arguments):
+    def parse(arguments: list[str]) -> int:
         parser.parse(arguments)
         return going_on
 
@@ -302,14 +302,14 @@ def _end_at_once(number: int, _: Any = None) -> NoReturn:
     os._exit(128 + number)
 
 
-def _use_utf8():
+def _use_utf8() -> None:
     """Restarts the process in UTF-8 mode if it cannot open UTF-8 paths, as in an ASCII locale."""
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
         os.environ["PYTHONUTF8"] = "1"  # For processes that this one starts.
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
-def _open_what_is_closed():
+def _open_what_is_closed() -> None:
     """Opens closed standard streams, so that the next opened file does not take their place."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -329,14 +329,14 @@ class _Output:
       lost: Whether something could not be written, except because of a closed pipe.
     """
 
-    def __init__(self, stream, descriptor):
+    def __init__(self, stream: Any, descriptor: int):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")
         self._stream = stream
         self._descriptor = descriptor
         self.lost = False
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
@@ -356,7 +356,7 @@ class _Output:
         except OSError as e:
             self._give_up(e)
 
-    def _give_up(self, reason):
+    def _give_up(self, reason: OSError) -> None:
         # What is still in buffers, and what is printed without Python, goes nowhere from here on.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._descriptor)

@@ -161,19 +161,20 @@ _LAYERS = ("_layer_checkpoint_dependencies", "layers")
 
 
 # Settings that layers have on the current stack only, with the value that changes nothing.
-_NEW_SETTINGS = {
+_NEW_SETTINGS: dict[str, tuple[str, Any]] = {
     "InputLayer": ("optional", False),
     "MultiHeadAttention": ("softmax_robust_masking", False),
 }
 
 
-def _without_new_settings(config):
+def _without_new_settings(config: Any) -> Any:
     if isinstance(config, list):
         return [_without_new_settings(part) for part in config]
     if not isinstance(config, dict):
         return config
     made = {name: _without_new_settings(part) for name, part in config.items()}
-    name, default = _NEW_SETTINGS.get(config.get("class_name"), ("", None))
+    kind: Any = config.get("class_name")
+    name, default = _NEW_SETTINGS.get(kind, ("", None))
     settings = made.get("config")
     if isinstance(settings, dict) and settings.get(name) is default:
         settings.pop(name, None)
@@ -216,16 +217,18 @@ def for_both_stacks(content: bytes) -> bytes:
     return file.getvalue()
 
 
-def _select_keras_2():
+def _select_keras_2() -> None:
     """Makes `tf.keras` Keras 2, even after TensorFlow was imported or its Keras 3 used."""
     # Read when a name of `tf.keras` is used for the first time. Nothing here works with Keras 3.
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
-    tf = sys.modules.get("tensorflow")
+    tf: Any = sys.modules.get("tensorflow")
     if not hasattr(tf, "__path__") or stack() == PUBLISHED:
         return
     lazy_loader = importlib.import_module(_PLACES["lazy_loader"])
 
-    folder = os.path.join(*importlib.util.find_spec(_KERAS_2).submodule_search_locations)
+    spec = importlib.util.find_spec(_KERAS_2)
+    assert spec is not None and spec.submodule_search_locations  # requirements.txt has it.
+    folder = os.path.join(*spec.submodule_search_locations)
     if folder in tf.__path__:
         return
     tf.__path__.insert(0, folder)  # For `import tensorflow.keras`.
@@ -301,11 +304,11 @@ def numpy_1(module: str) -> str:
 class _Around(importlib.machinery.SourceFileLoader):
     """A loader that loads a package within a context."""
 
-    def __init__(self, name, path, context):
+    def __init__(self, name: str, path: str, context: Any):
         super().__init__(name, path)
         self._context = context
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         # Parts that an earlier import left behind, which failed without the context. What stands
         # for a module that is not needed has no spec, and stays.
         for name, part in [*sys.modules.items()]:
@@ -318,10 +321,10 @@ class _Around(importlib.machinery.SourceFileLoader):
 class _Finder:
     """Finds the packages that must be loaded within a context."""
 
-    def __init__(self):
-        self.contexts = {}
+    def __init__(self) -> None:
+        self.contexts: dict[str, Any] = {}
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.contexts:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -346,7 +349,7 @@ def load_within(name: str, context: Callable[[types.ModuleType], Any]) -> None:
 
 
 @contextlib.contextmanager
-def _privacy_without_estimators(package):
+def _privacy_without_estimators(package: Any) -> Any:
     """Loads only TensorFlow Privacy's queries if TensorFlow has no estimators.
 
     Its release 0.9 imports estimators along with everything else, although queries do not need
@@ -355,11 +358,12 @@ def _privacy_without_estimators(package):
     if stack() == PUBLISHED:
         yield
         return
-    sys.skip_tf_privacy_import = True
+    flags: Any = sys  # Where TensorFlow Privacy looks for it.
+    flags.skip_tf_privacy_import = True
     try:
         yield
     finally:
-        del sys.skip_tf_privacy_import
+        del flags.skip_tf_privacy_import
     queries = importlib.import_module(f"{package.__name__}.privacy.dp_query")
     for entry in pkgutil.iter_modules(queries.__path__):
         if entry.name.endswith("_test") or entry.name == "test_utils":

@@ -517,7 +517,7 @@ def _size(figure: Figure, shape: np.ndarray, inner: np.ndarray) -> None:
 
 
 @contextlib.contextmanager
-def _must_be_laid_out():
+def _must_be_laid_out() -> Iterator[None]:
     """Turns matplotlib's warning that it could not lay out a figure into an error."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "constrained_layout not applied")
@@ -533,12 +533,12 @@ def _is_bar(axes: Axes) -> bool:
     return axes.get_label() == "<colorbar>"
 
 
-def _unwrap_words(axes):
+def _unwrap_words(axes: Any) -> None:
     for text in (axes._left_title, axes.title, axes.xaxis.label, axes.yaxis.label):
         text.set_text(text.get_text().replace("\n", " "))
 
 
-def _wrap_words(axes, wide, high):
+def _wrap_words(axes: Any, wide: float, high: float) -> None:
     """Breaks the texts around a panel of `wide` by `high` inches into lines."""
     for title in (axes.title, axes._left_title, axes._right_title):
         _wrap_text(title, wide)
@@ -546,7 +546,7 @@ def _wrap_words(axes, wide, high):
     _wrap_text(axes.yaxis.label, high)
 
 
-def _wrap_text(text, inches):
+def _wrap_text(text: Any, inches: float) -> None:
     text.set_text(_wrap(text.get_text(), inches, text.get_fontsize()))
 
 
@@ -584,7 +584,7 @@ def _inches(text: str, font: font_manager.FontProperties) -> float:
 
 
 @functools.cache
-def _measure():
+def _measure() -> Any:
     # At 72 dots an inch a dot is a point.
     return backend_agg.FigureCanvasAgg(Figure(dpi=72)).get_renderer()
 

@@ -31,7 +31,7 @@ _POSTPONED = (
 _POSTPONED_WITH_KERAS_2_APART = ("keras",)
 
 
-def _check_names():
+def _check_names() -> None:
     """Refuses a user's module that hides one of the suite's packages.
 
     Raises:
@@ -60,7 +60,7 @@ class _Postponed(types.ModuleType):
 
     standing_in = True  # For all of them: whether TFF is being imported.
 
-    def _real(self):
+    def _real(self) -> Any:
         return pkgutil.resolve_name(self.__name__)
 
     def __getattr__(self, name: str) -> Any:
@@ -75,7 +75,7 @@ class _Postponed(types.ModuleType):
 
 
 @contextlib.contextmanager
-def _postponed():
+def _postponed() -> Iterator[None]:
     """Replaces modules that are not needed, within a `with` statement."""
     names = [*_POSTPONED]
     if compat.stack() == compat.CURRENT:
@@ -91,7 +91,7 @@ def _postponed():
 
 
 @contextlib.contextmanager
-def _uncollected():
+def _uncollected() -> Iterator[None]:
     """Hides objects created within a `with` statement from the garbage collector for good."""
     with memory.without_collection():
         yield
@@ -99,7 +99,7 @@ def _uncollected():
 
 
 @contextlib.contextmanager
-def _light(_=None):
+def _light(_: Any = None) -> Any:
     with _uncollected(), _postponed(), compat.quiet():
         yield
 
@@ -160,7 +160,7 @@ class _WhenUsed(types.ModuleType):
         import_tensorflow()
         return getattr(sys.modules[self.__name__], name)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return importlib.import_module, (self.__name__,)
 
 

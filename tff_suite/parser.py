@@ -272,7 +272,7 @@ class Parser:
             else:
                 absl_flags.DEFINE(reader, name, None, "", **place)
 
-    def _default(self, flag):
+    def _default(self, flag: Any) -> Any:
         return [] if flag.form == "repeated" else flag.hparam.default
 
     def _assigned(self, rest: Sequence[str]) -> dict[str, Any]:
@@ -300,7 +300,7 @@ class _Reader(absl_flags.ArgumentParser):
         super().__init__()
         self._flag = flag
 
-    def parse(self, argument):
+    def parse(self, argument: Any) -> Any:
         flag, hparam = self._flag, self._flag.hparam
         label = f"--{flag.name}"
         if flag.form == "list":
@@ -316,7 +316,7 @@ class _Reader(absl_flags.ArgumentParser):
         return hparam.check(value, label)
 
 
-def _read_bool(argument):
+def _read_bool(argument: Any) -> Any:
     # `--flag` and `--noflag` come as numbers 1 and 0.
     return absl_flags.BooleanParser().parse(int(argument) if argument in (0, 1) else argument)
 
@@ -431,7 +431,7 @@ def expand_flagfiles(arguments: Sequence[str]) -> list[str]:
     return expanded
 
 
-def _lines_of(path, within):
+def _lines_of(path: str, within: Any) -> Any:
     """Returns the flags of a flag file; `within` are the files that include it."""
     path = _find_flagfile(path.strip(), within)
     if path in within:
@@ -456,7 +456,7 @@ def _lines_of(path, within):
     return flags
 
 
-def _find_flagfile(path, within):
+def _find_flagfile(path: str, within: Any) -> Any:
     """Returns the path of a flag file: relative to the working folder, else to the suite's.
 
     Files that a file of the suite includes are looked for in the suite first.

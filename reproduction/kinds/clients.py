@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
@@ -15,7 +16,7 @@ from tff_suite import figures
 
 @figures.look()
 def densities(
-    values: Mapping[str, Sequence[float]], *, quantity: Quantity, title: str | None = None
+    values: Mapping[str, npt.ArrayLike], *, quantity: Quantity, title: str | None = None
 ) -> Figure:
     """Draws the density of clients' values: AdaFedAdam Fig. 2 (bottom), AdaFed Fig. 7.
 
@@ -27,9 +28,9 @@ def densities(
       quantity: What the values measure.
       title: Title of the figure.
     """
-    values = {name: quantity.factor * np.asarray(v, float) for name, v in values.items()}
-    every = np.concatenate(list(values.values()))
-    if not all(map(len, values.values())) or not np.all(np.isfinite(every)):
+    shown = {name: quantity.factor * np.asarray(v, float) for name, v in values.items()}
+    every = np.concatenate(list(shown.values()))
+    if not all(map(len, shown.values())) or not np.all(np.isfinite(every)):
         raise RunError(
             f"Cannot draw a density of {quantity.label}: values are missing or infinite."
         )
@@ -40,12 +41,12 @@ def densities(
     if quantity.bounds:
         low, high = max(low, quantity.bounds[0]), min(high, quantity.bounds[1])
     at = np.linspace(low, high, 400)
-    looks, names = looks_of(values), displayed(values)
-    for i, (method, of_clients) in enumerate(values.items()):
-        look, lw = looks[method], figures.width(i, len(values))
+    looks, names = looks_of(shown), displayed(shown)
+    for i, (method, of_clients) in enumerate(shown.items()):
+        look, lw = looks[method], figures.width(i, len(shown))
         style = {"color": look.colour, "ls": look.dashes, "lw": lw, "label": names[method]}
         if np.ptp(of_clients) > 0:
-            every_40th = figures.sparse(i, len(values), len(at))
+            every_40th = figures.sparse(i, len(shown), len(at))
             density = _density(of_clients, at, quantity.bounds)
             axes.plot(at, density, marker=look.mark, ms=4, markevery=every_40th, **style)
         else:

@@ -1,6 +1,7 @@
 """Values over rounds: curves, and what is drawn like them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,13 +67,14 @@ def curves(
     if len(panels) > 1:
         figure, axes = figures.grid(len(panels), sharey=True)
     else:
-        figure, axes = figures.panels(2 if near else 1, width=1.2 if near else 1.5)
-        axes = list(axes.flat)
+        figure, placed = figures.panels(2 if near else 1, width=1.2 if near else 1.5)
+        axes = list(placed.flat)
     xlabel = _rounds(points, protocol)
     for whole, rows in zip(axes, panels, strict=False):
         _draw_curves(whole, {row: means[row] for row in rows}, means, bounds=quantity.bounds)
         whole.set(xlabel=xlabel)
-        if whole.get_subplotspec().is_first_col():
+        place = whole.get_subplotspec()
+        if place is not None and place.is_first_col():
             whole.set(ylabel=quantity.label)
         if log:
             whole.set_yscale("log")
@@ -109,14 +111,14 @@ def curves(
     return figures.fit(figure)
 
 
-def _rounds(points, protocol) -> str:
+def _rounds(points: pd.DataFrame, protocol: int | None) -> str:
     shown = points.round_num.max()
     if protocol and shown < protocol:
         return f"{_ROUND} ({shown:,} of the protocol's {protocol:,})"
     return _ROUND
 
 
-def _bands(points) -> list:
+def _bands(points: Any) -> list:
     """Returns the legend entry that explains the bands and gives the number of seeds."""
     seeds = points.groupby("method").seed.nunique()
     if seeds.max() == 1:
@@ -125,7 +127,7 @@ def _bands(points) -> list:
     return [figures.band(f"mean ± one standard deviation over {number} seeds")]
 
 
-def _means(points, smooth=1) -> dict[str, tuple[pd.Series, pd.Series]]:
+def _means(points: pd.DataFrame, smooth: int = 1) -> dict[str, tuple[pd.Series, pd.Series]]:
     """Returns method → mean and standard deviation over seeds, by round."""
     means = {}
     for method, group in points.groupby("method", sort=False):
@@ -135,7 +137,7 @@ def _means(points, smooth=1) -> dict[str, tuple[pd.Series, pd.Series]]:
     return means
 
 
-def _near_in_the_end(means, half) -> list[str]:
+def _near_in_the_end(means: Mapping[str, tuple[pd.Series, pd.Series]], half: float) -> list[str]:
     """Returns the methods whose second halves share a quarter of the full range, if most do."""
     finite = np.concatenate([mean[np.isfinite(mean)] for mean, _ in means.values()])
     late = {method: mean[mean.index >= half] for method, (mean, _) in means.items()}
@@ -150,7 +152,9 @@ def _near_in_the_end(means, half) -> list[str]:
     return near if len({value for method in near for value in spans[method]}) > 1 else []
 
 
-def _leaves(mean, spread, half, low, high, bounds) -> bool:
+def _leaves(
+    mean: pd.Series, spread: pd.Series, half: float, low: float, high: float, bounds: Any
+) -> bool:
     """Returns whether a mean or its band leaves the limits in the second half."""
     spread = spread.fillna(0)
     ends = pd.concat([mean - spread, mean + spread]).dropna()
@@ -159,7 +163,7 @@ def _leaves(mean, spread, half, low, high, bounds) -> bool:
     return not ends.between(low, high).all()
 
 
-def _told_beyond(beyond, means) -> str:
+def _told_beyond(beyond: Any, means: Any) -> str:
     """Returns a note for the legend on the lines that leave the enlarged panel."""
     if len(beyond) > 4:
         return f"{len(beyond)} of {len(means)} lines leave the enlarged panel"
@@ -167,7 +171,13 @@ def _told_beyond(beyond, means) -> str:
     return f"beyond the enlarged panel: {', '.join(short[method] for method in beyond)}"
 
 
-def _late_limits(means, near, half, published, bounds) -> tuple[float, float]:
+def _late_limits(
+    means: Mapping[str, tuple[pd.Series, pd.Series]],
+    near: Sequence[str],
+    half: float,
+    published: Any,
+    bounds: Any,
+) -> tuple[float, float]:
     """Returns limits for the second half that hold the bands and nearby published values."""
     values = []
     for method in near:

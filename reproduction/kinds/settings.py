@@ -1,6 +1,7 @@
 """Results over settings, such as learning rates."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -96,7 +97,7 @@ def rate_heat_maps(
         panel.grid(False)
         panel.set(title=names[method], xlabel="log₁₀ of the client's rate")
         panel.set_ylabel("log₁₀ of the server's rate")
-    if np.isfinite(values).any():
+    if image is not None and np.isfinite(values).any():
         figure.colorbar(image, ax=axes, label=label)
     if title:
         figure.suptitle(title, x=0.01, ha="left")
@@ -191,7 +192,9 @@ def by_setting(
     return figures.fit(figure)
 
 
-def _settings_figure(lines, xlabel, ylabel, title, further=()) -> Figure:
+def _settings_figure(
+    lines: Any, xlabel: str, ylabel: str, title: str | None, further: Sequence[Any] = ()
+) -> Figure:
     figure, axes = figures.panels(width=1.5)
     axes = axes[0, 0]
     looks, names = looks_of(lines), displayed(lines)

@@ -1,6 +1,7 @@
 """Which rows lie close together, so that an axis can show these."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,6 @@ def most_within(
     return most if len(most) >= share * len(spans) else []
 
 
-def extent(spans, rows) -> float:
+def extent(spans: Any, rows: Any) -> float:
     """Returns the difference between the largest and the smallest value of some rows."""
     return max(spans[row][1] for row in rows) - min(spans[row][0] for row in rows)

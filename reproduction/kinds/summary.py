@@ -2,9 +2,11 @@
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reproduction.kinds.spans import extent, most_within
@@ -90,14 +92,14 @@ _LEFT, _RIGHT = "◂", "▸"
 _LETTER, _EDGE = 0.06, 0.4
 
 
-def _extents(group) -> pd.DataFrame:
+def _extents(group: pd.DataFrame) -> pd.DataFrame:
     """Returns the finite values of a panel; `low` and `high` are the ends of their error bars."""
     group = group[np.isfinite(group.value)]
     spread = group.spread.fillna(0)
     return group.assign(low=group.value - spread, high=group.value + spread)
 
 
-def _shared_limits(group, foreign) -> tuple[float, float] | None:
+def _shared_limits(group: pd.DataFrame, foreign: Any) -> tuple[float, float] | None:
     """Returns limits that show most rows, if showing all would squeeze them; else `None`."""
     values = _extents(group)
     own = values[values.kind != "published"] if foreign else values
@@ -116,7 +118,9 @@ def _shared_limits(group, foreign) -> tuple[float, float] | None:
     return low - margin, high + margin
 
 
-def _within(own, limits) -> tuple[pd.DataFrame, list[tuple[str, bool, str, str]]]:
+def _within(
+    own: pd.DataFrame, limits: Any
+) -> tuple[pd.DataFrame, list[tuple[str, bool, str, str]]]:
     """Splits a row into values within the limits and texts for the panel's edges.
 
     Args:
@@ -140,7 +144,7 @@ def _within(own, limits) -> tuple[pd.DataFrame, list[tuple[str, bool, str, str]]
     return kept, texts
 
 
-def _write_at_edges(panel, beyond, looks, inches) -> None:
+def _write_at_edges(panel: Axes, beyond: Any, looks: Any, inches: float) -> None:
     """Writes texts at the edges of a summary's panel, and widens the panel for them if needed."""
     written = {}
     for place, texts in beyond.items():
@@ -163,7 +167,7 @@ def _write_at_edges(panel, beyond, looks, inches) -> None:
         share = min(_EDGE, _LETTER * (letters + 1) / inches)
         room = span * share / (1 - share)
         low, high = (low - room, high) if side == "left" else (low, high + room)
-    panel.set_xlim(scale.inverted().transform([low, high]))
+    panel.set_xlim(*scale.inverted().transform([low, high]))
     for (place, side), (text, _) in written.items():
         panel.text(
             0.02 if side == "left" else 0.98,
@@ -177,7 +181,7 @@ def _write_at_edges(panel, beyond, looks, inches) -> None:
         )
 
 
-def _draw_row(panel, place, look, group) -> set[str]:
+def _draw_row(panel: Axes, place: Any, look: Any, group: pd.DataFrame) -> set[str]:
     """Draws a row of a summary; returns the kinds of marks drawn, for the legend."""
     kinds = set()
     for one in group.itertuples():

@@ -5,7 +5,8 @@ import copy
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
@@ -89,7 +90,7 @@ ONE_THREAD = "SINGLE_THREADED_EXECUTOR"
 _LOOPS = frozenset(["While", "StatelessWhile"])
 
 
-def is_straight(function: Callable) -> bool:
+def is_straight(function: Any) -> bool:
     """Returns whether a concrete function has no loops, no branches and inlines all it calls.
 
     `ONE_THREAD` can wait for ever if two threads call a function that is not inlined.
@@ -99,7 +100,7 @@ def is_straight(function: Callable) -> bool:
     return not jumps and not any(called.attr["_noinline"].b for called in calls)
 
 
-def runs_in_one_thread(function: Callable) -> bool:
+def runs_in_one_thread(function: Any) -> bool:
     """Returns whether `ONE_THREAD` can run a concrete function.
 
     That executor needs loops in the form of single operations. A function that was traced within
@@ -120,7 +121,7 @@ def _nodes(function):
 
 
 @functools.cache
-def _options(executor: str, config: bytes):
+def _options(executor: str, config: bytes) -> Any:
     proto = config_pb2.ConfigProto.FromString(config)
     rewriting = proto.graph_options.rewrite_options
     rewriting.memory_optimization = rewriting.NO_MEM_OPT

@@ -3,7 +3,7 @@
 import collections
 import concurrent.futures
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -14,7 +14,9 @@ class Stream:
     result is often as large as the model.
     """
 
-    def __init__(self, function: Callable, arguments: list, projections: Mapping[str, Callable]):
+    def __init__(
+        self, function: Callable, arguments: Sequence[Any], projections: Mapping[str, Callable]
+    ):
         """Initializes the stream.
 
         Args:

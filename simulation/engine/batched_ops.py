@@ -40,12 +40,12 @@ from tff_suite.compat import pfor as pfor_lib
 # Convolutions. Shapes: x [K, N, H, W, C], filters [K, h, w, C, O], y and dy [K, N, H', W', O].
 
 
-def _size(x: tf.Tensor, axis: int):
+def _size(x: tf.Tensor, axis: int) -> Any:
     static = x.shape[axis]
     return tf.shape(x)[axis] if static is None else static
 
 
-def _patches(x: tf.Tensor, height: int, width: int, strides, padding: str) -> tf.Tensor:
+def _patches(x: tf.Tensor, height: int, width: int, strides: Any, padding: str) -> tf.Tensor:
     """Returns the input patch of each output position, `[K, N, H', W', h * w * C]`."""
     if (height, width) == (1, 1):
         return x[:, :, :: strides[0], :: strides[1]]
@@ -224,7 +224,7 @@ _wrap = pfor_lib.wrap
 _Refused = pfor_lib.ConversionNotImplementedError
 
 
-def _convolution(op_input) -> tuple[tuple[int, int], str]:
+def _convolution(op_input: Any) -> tuple[tuple[int, int], str]:
     """Returns strides and padding of a convolution, or refuses it."""
     for name, wanted in (("data_format", b"NHWC"), ("dilations", [1, 1, 1, 1])):
         if (found := op_input.get_attr(name)) != wanted:
@@ -435,7 +435,7 @@ def _expand_dims_for_broadcast(op_input):
 _expand_dims_at_run_time = pfor_lib._PforInput.expanddim_inputs_for_broadcast
 
 
-def _function(op_input, attribute: str) -> func_graph.FuncGraph:
+def _function(op_input: Any, attribute: str) -> func_graph.FuncGraph:
     name = op_input.get_attr(attribute).name
     function = op_input.op.graph._get_function(name.encode())
     if hasattr(function, "graph"):
@@ -474,7 +474,7 @@ def _convert_if(op_input):
     return [select(a, b) for a, b in zip(then, otherwise, strict=True)]
 
 
-def _inner(graph: func_graph.FuncGraph, inputs, pfor) -> list:
+def _inner(graph: func_graph.FuncGraph, inputs: Sequence[Any], pfor: Any) -> list:
     """Vectorises a called graph inline; inputs and results are pfor's wrapped tensors."""
     converter = pfor_lib.PFor(
         loop_var=pfor.loop_var,
@@ -494,7 +494,7 @@ def _convert_call(op_input):
     return _inner(_function(op_input, "f"), op_input.inputs, op_input.pfor)
 
 
-def _stacked_as(tensors, stacked, pfor) -> list:
+def _stacked_as(tensors: Sequence[Any], stacked: Any, pfor: Any) -> list:
     length = pfor.loop_len_vector
     return [
         pfor_lib._stack(x.t, length) if wanted and not x.is_stacked else x

@@ -52,6 +52,9 @@ class Executor(Protocol):
 
     reads_data: Sequence[bool]
 
+    def close(self) -> None:
+        """Ends its threads, if it has any."""
+
     def prepare(self, clients: Sequence[ClientData]) -> Any:
         """Returns a chunk's data in the form for `work`; another thread may call it in advance."""
 
@@ -80,7 +83,7 @@ class PerClient:
     def __init__(self, program: Program, num_threads: int):
         """Initialises for a round and a number of threads."""
         self._program = program
-        self.reads_data = [phase.reads_data for phase in program.phases]
+        self.reads_data: Sequence[bool] = [phase.reads_data for phase in program.phases]
         self._num_threads = num_threads
         self._kept = [program.places(phase.kept) for phase in program.phases]
         self._states = program.places(program.client_states)
@@ -131,7 +134,7 @@ class PerClient:
             states_after if of_phase.gives_states else None,
         )
 
-    def _of_client(self, number: int, values: dict[int, list], before: dict[Place, Any]):
+    def _of_client(self, number: int, values: dict[int, list], before: dict[Place, Any]) -> tuple:
         """Returns what a client adds to the folds, its rows, what is kept, and its state.
 
         Args:
@@ -142,7 +145,7 @@ class PerClient:
         program, phase = self._program, self._program.phases[number]
 
         def leaves_at(places):
-            return [values[p.number][p.index] if p.number in values else before[p] for p in places]
+            return [values[p.number][p.leaf] if p.number in values else before[p] for p in places]
 
         for primitive in phase.maps:
             call = program.calls[primitive.number]
@@ -201,16 +204,16 @@ class _Fold:
         """Returns totals with one more client's values."""
         return self._add([*totals, *values]) if self._add else totals
 
-    def partials(self, totals, rows) -> Partials:
+    def partials(self, totals: Sequence[Any], rows: Sequence[Any]) -> Partials:
         """Returns a chunk's aggregates from its totals and the rows of each client."""
-        totals, columns = iter(totals), iter(zip(*rows, strict=True))
+        left, columns = iter(totals), iter(zip(*rows, strict=True))
         partials = {}
         for primitive in self._primitives:
             number = len(tf.nest.flatten(self._specs[primitive.number]))
             if primitive.kind == "stack":
                 partials[primitive.number] = [[_one_array(next(columns))] for _ in range(number)]
             else:
-                partials[primitive.number] = [next(totals) for _ in range(number)]
+                partials[primitive.number] = [next(left) for _ in range(number)]
         return partials
 
 
@@ -250,7 +253,7 @@ class Stacked:
         """
         self._program, self.graphs = program, program.graphs
         # The data determine which clients share a block.
-        self.reads_data = [True] * len(program.phases)
+        self.reads_data: Sequence[bool] = [True] * len(program.phases)
         self._at_least = program.graphs.at_least if at_least is None else at_least
 
     def close(self) -> None:

@@ -139,6 +139,6 @@ class Sent(dict):
         super().__init__()
         self._sent = sent
 
-    def __missing__(self, number):
+    def __missing__(self, number: int) -> list[tf.Tensor]:
         self[number] = self._sent(number)
         return self[number]

@@ -4,7 +4,7 @@ import os
 import pickle
 import tempfile
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -180,7 +180,7 @@ class _States:
         self._program, self._chunks, self._most = program, all_chunks, most_bytes
         self._held, self._bytes, self._file, self._places = {}, 0, None, {}
 
-    def add(self, states) -> None:
+    def add(self, states: Mapping[Chunk, Any]) -> None:
         for chunk, of_clients in states.items():
             self._bytes += memory.nbytes(of_clients)
             if self._bytes <= self._most:

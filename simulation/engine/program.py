@@ -19,7 +19,7 @@ another.
 import collections
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -62,18 +62,18 @@ class Symbol:
         """
         self._key, self._spec = (number, path), spec
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return self[name]
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
             return tuple(self)[key]
         number, path = self._key
         return Symbol(number, field_of(self._spec, key), (*path, key))
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         # A single spec has no length, as a tensor has no parts.
         return (self[i] for i in range(len(self._spec)))
 
@@ -107,11 +107,11 @@ class Place(NamedTuple):
 
     Attributes:
       number: Number of the primitive that gives it.
-      index: Its place among the leaves of that primitive's value.
+      leaf: Its place among the leaves of that primitive's value.
     """
 
     number: int
-    index: int
+    leaf: int
 
 
 class Primitive(NamedTuple):

@@ -117,7 +117,7 @@ class Evaluator:
         """
         return TestSet(data, self.model, self._chunk, cache_bytes, name)
 
-    def __call__(self, weights, tests: "TestSet") -> ClientMetrics:
+    def __call__(self, weights: Any, tests: "TestSet") -> ClientMetrics:
         """Evaluates.
 
         Args:

@@ -346,7 +346,7 @@ class Slices:
         """Initialises for these clients."""
         self._states, self._clients = states, clients
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._clients)
 
     def __getitem__(self, part: slice) -> StackedStates:

@@ -143,11 +143,11 @@ def read_metrics(path: str) -> "pd.DataFrame":
     return metrics.astype({c: int if c == ROUND else float for c in columns})
 
 
-def _is_round(line) -> bool:
+def _is_round(line: Sequence[str]) -> bool:
     return bool(line) and line[0].isascii() and line[0].isdigit() and len(line[0]) <= 10
 
 
-def _is_number(text) -> bool:
+def _is_number(text: str) -> bool:
     try:
         return not text or float(text) is not None
     except ValueError:
@@ -279,6 +279,6 @@ def _group(column):
     return next((i for i, g in enumerate(_GROUPS) if column.startswith(g)), len(_GROUPS))
 
 
-def _csv_text(columns, rows) -> bytes:
+def _csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
     cells = [[row.get(column) for column in columns] for row in rows]
     return files.csv_text([columns, *cells]).encode()

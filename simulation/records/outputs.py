@@ -66,7 +66,7 @@ class ExperimentFolder:
         """Returns the path of a file or folder in it."""
         return os.path.join(self.path, name)
 
-    def __enter__(self):
+    def __enter__(self) -> "ExperimentFolder":
         """Makes the folder and locks it for this process.
 
         Raises:
@@ -80,7 +80,7 @@ class ExperimentFolder:
                 raise RunError(f"Another process is running in {self.path}.") from e
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: Any, *_: Any) -> None:
         if kind is not None:
             self._forget()
         self._lock.release()
@@ -371,7 +371,7 @@ def read_json(path: str) -> dict[str, Any] | None:
     return content
 
 
-def _has(content, kinds) -> bool:
+def _has(content: Any, kinds: Mapping[str, Any]) -> bool:
     found = ((content.get(name), kind) for name, kind in kinds.items())
     # In Python, `True` is an `int`.
     return all(isinstance(v, kind) and (kind is bool or v is not True) for v, kind in found)

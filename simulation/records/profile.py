@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 from simulation import run_checks
 from tff_suite import compat
@@ -34,10 +35,10 @@ class Profile:
         self._text, self._folder, self._say = rounds, folder, say
         self._recording = self._done = False
 
-    def __enter__(self):
+    def __enter__(self) -> "Profile":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self._stop()
         if self._rounds and not self._done:
             # `simulation.run` passes this on as a warning, too.

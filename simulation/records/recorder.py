@@ -74,10 +74,10 @@ class Recorder:
         )
         self._progress = progress(round_num, request.run["total_rounds"])
 
-    def __enter__(self):
+    def __enter__(self) -> "Recorder":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self._progress.close()
         with files.explained(self._folder.path):
             self._table.close()

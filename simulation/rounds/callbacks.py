@@ -148,12 +148,12 @@ class StopAt(Callback):
             _require(f"stop_at={self._condition}", self._column, done.metrics)
         self._look(done)
 
-    def _look(self, done):
+    def _look(self, done: Round) -> None:
         reason = self._met(done.number, done.metrics)
         if reason:
             done.stop(reason)
 
-    def _met(self, number, metrics):
+    def _met(self, number: int, metrics: Mapping[str, float]) -> Any:
         if self._compare(metrics.get(self._column, math.nan), self._bound):
             return f"{self._condition} after round {number}"
         return None
@@ -211,7 +211,7 @@ class EarlyStopping(Callback):
         if reason:
             done.stop(reason)
 
-    def _look(self, number, metrics):
+    def _look(self, number: int, metrics: Mapping[str, float]) -> str | None:
         if self._column not in metrics:
             return None
         value = self._sign * metrics[self._column]
@@ -290,10 +290,10 @@ class Callbacks:
         for callback in self._callbacks:
             self._call(getattr(callback, f"at_{what}"), done)
 
-    def _round(self, number, metrics, trained):
+    def _round(self, number: int, metrics: Mapping[str, float], trained: Any) -> Round:
         return Round(number, metrics, lambda: self._all_weights(trained))
 
-    def _call(self, function, done):
+    def _call(self, function: Callable[[Round], Any], done: Round) -> Any:
         if self.failure is not None:
             return None
         try:
@@ -304,7 +304,7 @@ class Callbacks:
         self.reason = self.reason or done.reason
         return given
 
-    def _checked(self, given, trained):
+    def _checked(self, given: Any, trained: Any) -> Any:
         if self._trained is None:
             self.failure = HparamError(
                 "callbacks: the weights of a method in several stages cannot be replaced."

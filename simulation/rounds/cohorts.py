@@ -351,10 +351,10 @@ class Ahead:
         self._pool = futures.ThreadPoolExecutor(1, "next-round")
         self._following: tuple[int | None, Any] = None, None
 
-    def __enter__(self):
+    def __enter__(self) -> "Ahead":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def __call__(self, round_index: int) -> Any:

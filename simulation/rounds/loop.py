@@ -47,11 +47,11 @@ class StopRequest:
         self.signal = None
         self._before = {}
 
-    def __enter__(self):
+    def __enter__(self) -> "StopRequest":
         self._before = command_line.handle_stops(self._handle)
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         command_line.restore(self._before)
 
     def _handle(self, number, frame):

@@ -18,6 +18,7 @@ from simulation.rounds.one_program import CohortOfRound
 from tasks.task import FederatedData
 from tff_algos import client_data
 from tff_algos.driver import Driver, Findings
+from tff_algos.method import Method
 from tff_algos.registry import RoundPlan
 
 # Batch size for passes over examples without training.
@@ -72,7 +73,9 @@ class Stages:
     It has a program for each stage; the state determines which one a round runs.
     """
 
-    method = client_state = personal_weights = None
+    method: Method | None = None
+    client_state: Any = None
+    personal_weights: Callable | None = None
 
     def __init__(self, driver: Driver, clients: TrainingClients, settings: Mapping[str, Any]):
         """Initialises the method.

@@ -33,7 +33,7 @@ _ANONYMOUS_TABLES = {
 }
 
 
-def _binding_tensor_names(binding) -> list[str]:
+def _binding_tensor_names(binding: Any) -> list[str]:
     """Names of the tensors of a TFF binding, in the order of a flattened value."""
     kind = binding.WhichOneof("binding")
     if kind == "tensor":
@@ -43,7 +43,7 @@ def _binding_tensor_names(binding) -> list[str]:
     return [name for e in binding.struct.element for name in _binding_tensor_names(e)]
 
 
-def _flatten(value, flat: list):
+def _flatten(value: Any, flat: list) -> None:
     if type(value) is tuple:
         for element in value:
             _flatten(element, flat)
@@ -51,7 +51,7 @@ def _flatten(value, flat: list):
         flat.append(value)
 
 
-def _assembler(binding) -> Callable:
+def _assembler(binding: Any) -> Callable:
     """Returns a function from an iterator over flat tensors to the value of a TFF binding."""
     if binding.WhichOneof("binding") != "struct":
         return next
@@ -59,7 +59,7 @@ def _assembler(binding) -> Callable:
     return lambda tensors: tuple([element(tensors) for element in elements])
 
 
-def _rename_functions(graph_def, suffix: str):
+def _rename_functions(graph_def: Any, suffix: str) -> None:
     """Appends `suffix` to the name of every function that `graph_def` defines.
 
     Functions of all graphs share one namespace in the eager runtime, but TFF's graphs use the same
@@ -120,7 +120,7 @@ def _node_of(tensor: str) -> str:
     return tensor.removeprefix("^").split(":")[0]
 
 
-def _ancestors(graph_def, names: Iterable[str]) -> set[str]:
+def _ancestors(graph_def: Any, names: Iterable[str]) -> set[str]:
     """Returns the names of nodes and of all their ancestors."""
     nodes = {node.name: node for node in graph_def.node}
     found, pending = set(), list(names)
@@ -132,7 +132,7 @@ def _ancestors(graph_def, names: Iterable[str]) -> set[str]:
     return found
 
 
-def _initialize_first(graph_def, initialize_op: str):
+def _initialize_first(graph_def: Any, initialize_op: str) -> None:
     """Adds control dependencies on `initialize_op` to the nodes that use initialised values.
 
     TFF's worker runs the initialiser in a separate session call. Here one call does both, so every
@@ -144,7 +144,7 @@ def _initialize_first(graph_def, initialize_op: str):
             node.input.append("^" + initialize_op)
 
 
-def _function_of(graph_def, feeds: list[str], fetches: list[str], name: str):
+def _function_of(graph_def: Any, feeds: list[str], fetches: list[str], name: str) -> Any:
     """Returns a function from some tensors of a graph to others, with flat arguments.
 
     It is equivalent to `tf.compat.v1.wrap_function` with `prune`, which would create all nodes anew
@@ -164,7 +164,7 @@ def _function_of(graph_def, feeds: list[str], fetches: list[str], name: str):
     return atomic_function.from_func_graph(name, graph, {})
 
 
-def _appends_rows(graph_def, fetches: list[str]) -> bool:
+def _appends_rows(graph_def: Any, fetches: list[str]) -> bool:
     """Returns whether a graph only appends a client's rows to its inputs."""
     ops = {node.name: node for node in graph_def.node}
 
@@ -206,7 +206,7 @@ class Graph:
             self._function = _function_of(graph_def, feeds, fetches, f"graph{suffix}")
             self._shared = graph_calls.Shared(self._function)
 
-    def __call__(self, argument):
+    def __call__(self, argument: Any) -> Any:
         """Returns the graph's value; `argument` is `None` for a graph without parameter."""
         if self._function is None:
             return self._assemble(iter(()))

@@ -211,7 +211,7 @@ class Interpreter:
 
         return self._run_clients(select, per_client(keys, num_clients))
 
-    def _run_clients(self, function, arguments: list) -> list:
+    def _run_clients(self, function: Callable, arguments: list) -> list:
         """Returns `function` of each client's argument, in cohort order.
 
         Raises:

@@ -103,7 +103,7 @@ def _worker_binary() -> str:
     return binary
 
 
-def _connect(worker: _Worker, channel):
+def _connect(worker: _Worker, channel: Any) -> Any:
     """Returns TFF's stub for `worker` once it answers; raises a `RuntimeError` if it does not."""
     from tff_suite.compat import remote_executor_grpc_stub
 
@@ -121,7 +121,7 @@ def _connect(worker: _Worker, channel):
 
 
 @contextlib.contextmanager
-def _running_worker(num_threads: int | None):
+def _running_worker(num_threads: int | None) -> Any:
     """Yields a running worker and TFF's stub; retries if the worker ends during its start."""
     import grpc
 

@@ -47,7 +47,7 @@ def streamed(block: Any) -> dict[str, Streamed]:
     return found
 
 
-def _taken_by_aggregates(block, map_name: str) -> Streamed | None:
+def _taken_by_aggregates(block: Any, map_name: str) -> Streamed | None:
     """Returns the entry of `streamed` for one map, `None` if its results have other uses."""
     of_result = {map_name: lambda result: result}
     taken = {}
@@ -84,7 +84,7 @@ def _taken_by_aggregates(block, map_name: str) -> Streamed | None:
     return Streamed(set(of_result), taken, gathered)
 
 
-def _called(value, uri: str) -> bool:
+def _called(value: Any, uri: str) -> bool:
     """Returns whether a building block is a call of an intrinsic."""
     blocks = tff.framework
     return (
@@ -94,7 +94,7 @@ def _called(value, uri: str) -> bool:
     )
 
 
-def _references(block) -> set[str]:
+def _references(block: Any) -> set[str]:
     """Returns the names that a building block refers to, including those that it binds."""
     blocks = tff.framework
     if isinstance(block, blocks.Reference):
@@ -114,7 +114,7 @@ def _references(block) -> set[str]:
     return set().union(*(_references(part) for part in parts if part is not None))
 
 
-def _is_projection(function) -> bool:
+def _is_projection(function: Any) -> bool:
     """Returns whether a building block is a function that only selects parts of its argument."""
     blocks = tff.framework
 
@@ -128,7 +128,7 @@ def _is_projection(function) -> bool:
     return isinstance(function, blocks.Lambda) and selects(function.result)
 
 
-def _projection(body) -> Callable:
+def _projection(body: Any) -> Callable:
     blocks = tff.framework
     if isinstance(body, blocks.Selection):
         source, index = _projection(body.source), body.as_index()

@@ -428,7 +428,7 @@ class RayPool:
             actor, beginning = self._make()
             self._members.append(_Member(next(self._numbers), actor, beginning))
 
-    def _look(self, wait: bool = False, wait_for_all: bool = False):
+    def _look(self, wait: bool = False, wait_for_all: bool = False) -> None:
         """Registers workers that have begun; may wait for one, or for all that can be started.
 
         Raises:
@@ -493,7 +493,7 @@ def _require_versions(facts):
             )
 
 
-def _told(name, error) -> Exception:
+def _told(name: str, error: Any) -> Exception:
     """Returns a worker's error as one line for the user."""
     cause = error.cause
     text = " ".join(str(cause).split()) or type(cause).__name__

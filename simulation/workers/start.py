@@ -134,7 +134,7 @@ def _sent(ray, request):
         ) from e
 
 
-def _modules(settings) -> list[str]:
+def _modules(settings: Mapping[str, Any]) -> list[str]:
     """Returns the modules that workers must import to know a run's method and task.
 
     These are the modules of `--import`, and those of methods or tasks that a user's program has

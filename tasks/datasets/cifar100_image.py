@@ -15,10 +15,10 @@ from tasks.data_files import DataFiles
 from tasks.formats import cifar, cifar100_clients
 from tasks.registry import Clients, TaskSpec
 from tasks.task import Task
-from tff_suite.hparams import By, Hparam, HparamError
+from tff_suite.hparams import By, Hparam, HparamError, Settings
 
 
-def _clients(chosen, synthetic):
+def _clients(chosen: Settings, synthetic: bool) -> Clients | None:
     number = chosen["num_clients"] or 500
     if chosen["partition"] == "tff" or (chosen["partition"] == "auto" and not synthetic):
         return Clients(number)

@@ -17,12 +17,12 @@ from tasks import settings
 from tasks import task as task_lib
 from tasks.datasets import emnist_character, mnist_writers
 from tasks.models import losses, models
-from tasks.registry import TaskSpec
+from tasks.registry import Clients, TaskSpec
 from tasks.task import Examples, FederatedData, Task
-from tff_suite.hparams import MAX_SEED, By, Hparam
+from tff_suite.hparams import MAX_SEED, By, Hparam, Settings
 
 
-def _clients(chosen, synthetic):
+def _clients(chosen: Settings, synthetic: bool) -> Clients | None:
     of_source = (539, 20) if chosen["source"] == "mnist" else (3400, 10)
     return settings.at_most(*of_source)(chosen, synthetic)
 

@@ -67,7 +67,7 @@ _TFDS = tfds.Set(
 )
 
 
-def _check(chosen):
+def _check(chosen: Settings) -> None:
     names = chosen["classes"].split(",") if chosen["classes"] is not None else []
     for name in names:
         if name not in _CLASSES:
@@ -78,14 +78,14 @@ def _check(chosen):
         raise HparamError(f"fashion_mnist: classes={','.join(names)} names a class twice.")
 
 
-def _clients(chosen, synthetic):
+def _clients(chosen: Settings, synthetic: bool) -> Clients | None:
     if chosen["partition"] == "class":
         ids = chosen["classes"].split(",")
         return Clients(len(ids), ids)
     return settings.generated(chosen, synthetic)
 
 
-def _metrics(chosen):
+def _metrics(chosen: Settings) -> Sequence[str]:
     ids = chosen["classes"].split(",") if chosen["partition"] == "class" else []
     return ("accuracy", *(f"accuracy_{name}" for name in ids))
 

@@ -21,7 +21,7 @@ from tasks.formats import leaf, prepared
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
 from tasks.task import ArrayFederatedData, DataError, Examples, FederatedData, Task
-from tff_suite.hparams import By, Hparam, HparamError
+from tff_suite.hparams import By, Hparam, HparamError, Settings
 
 _NUM_CLASSES = 62
 _LETTERS = range(36, 46)  # a to j.
@@ -35,12 +35,12 @@ _ADVICE = (
 )
 
 
-def _check(chosen):
+def _check(chosen: Settings) -> None:
     if chosen["partition"] == "skewed" and chosen["split"] == "source":
         raise HparamError("femnist: partition=skewed makes new clients and needs split=local.")
 
 
-def _clients(chosen, synthetic):
+def _clients(chosen: Settings, synthetic: bool) -> Clients | None:
     if chosen["partition"] == "skewed":
         return settings.generated(chosen, synthetic)
     # LEAF's own script makes more or fewer writers by its arguments.

@@ -576,7 +576,7 @@ def _synthetic() -> prepared.Source:
     glad, sad = (["love", "great", "yay"], ["sad", "miss", "ugh"])
     others = "i am at home now with you and the dog , it is late today".split()
 
-    def read():
+    def read() -> Iterator[prepared.Rows]:
         for k in range(12):
             rng = np.random.default_rng(k)
             y = rng.integers(0, 2, 12 + 2 * k).astype(np.uint8)

@@ -23,7 +23,7 @@ from tasks.formats import files, leaf, prepared, shakespeare_text, tffs
 from tasks.models import losses, models
 from tasks.registry import Clients, TaskSpec
 from tasks.task import DataError, Examples, Task
-from tff_suite.hparams import By, Hparam, HparamError
+from tff_suite.hparams import By, Hparam, HparamError, Settings
 
 LENGTH = 80
 
@@ -69,7 +69,7 @@ _TEXT_DATA = DataFiles(
 )
 
 
-def _check(chosen):
+def _check(chosen: Settings) -> None:
     form = chosen["roles"], chosen["examples"]
     if chosen["source"] == "leaf" and form != ("leaf", "windows"):
         raise HparamError(
@@ -85,7 +85,7 @@ def _check(chosen):
         )
 
 
-def _clients(chosen, synthetic):
+def _clients(chosen: Settings, synthetic: bool) -> Clients | None:
     if chosen["source"] == "leaf" and not synthetic:
         # LEAF's own script makes more or fewer roles by its arguments.
         return None if chosen["num_clients"] is None else Clients(chosen["num_clients"])

@@ -25,9 +25,9 @@ from tasks.data_files import DataFiles
 from tasks.datasets import stackoverflow
 from tasks.formats import files, text
 from tasks.models import models
-from tasks.registry import TaskSpec
+from tasks.registry import Clients, TaskSpec
 from tasks.task import DataError, Task
-from tff_suite.hparams import By, Hparam, HparamError
+from tff_suite.hparams import By, Hparam, HparamError, Settings
 
 _MATH_EDUCATORS = "matheducators_2014_posts.jsonl.gz"
 _FIVE_SITES = "five_sites_posts.jsonl.gz"
@@ -38,7 +38,7 @@ _FILES = {"matheducators": (_MATH_EDUCATORS,), "all": (_MATH_EDUCATORS, _FIVE_SI
 _DUMPS = "https://archive.org/details/stackexchange"
 
 
-def _advice(file):
+def _advice(file: str) -> str:
     site = "site, " if file == _FIVE_SITES else ""
     return (
         f"set --data_dir to the folder of {file}, or to the one above it if it is called "
@@ -60,12 +60,12 @@ _TYPES = {
 }
 
 
-def _clients(chosen, synthetic):
+def _clients(chosen: Settings, synthetic: bool) -> Clients | None:
     published = {"matheducators": 360, "all": 1657}[chosen["sites"]]
     return settings.at_most(published, 10)(chosen, synthetic)
 
 
-def _metrics(chosen):
+def _metrics(chosen: Settings) -> Sequence[str]:
     word = chosen["kind"] == "word"
     return stackoverflow.WORD_METRICS if word else stackoverflow.TAG_METRICS
 

@@ -22,7 +22,7 @@ from tasks.models import models
 from tasks.registry import TaskSpec
 from tasks.task import DataError, Task
 from tff_suite import imports
-from tff_suite.hparams import By, Hparam, HparamError
+from tff_suite.hparams import By, Hparam, HparamError, Settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LINEAR = "linear"
 
 
-def _metrics(given):
+def _metrics(given: Settings) -> Sequence[str] | None:
     """Returns the metrics' names; for `auto` only the table determines them."""
     names = {
         "category": ("accuracy",),
@@ -39,7 +39,7 @@ def _metrics(given):
     return names.get(given["target_type"])
 
 
-def _check(given):
+def _check(given: Settings) -> None:
     kinds = [name for name in ("features", "text", "image") if given[name] is not None]
     if len(kinds) > 1:
         raise HparamError(f"table: give one of {' and '.join(kinds)}.")
@@ -49,7 +49,7 @@ def _check(given):
         raise HparamError("table: partition is not used with user, whose values are the clients.")
 
 
-def _check_data(given):
+def _check_data(given: Settings) -> None:
     missing = [f"--table_{name}" for name in ("path", "target") if given[name] is None]
     if given["partition"] == "user" and given["user"] is None:
         missing.append("--table_user (or --table_partition)")

@@ -19,7 +19,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -277,7 +277,7 @@ def _open(path: str) -> _Tree:
 def _open_folder(path: str) -> _Tree:
     sizes = {}
 
-    def walk(folder, below, above):
+    def walk(folder: str, below: str, above: Any) -> None:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir():
@@ -291,7 +291,7 @@ def _open_folder(path: str) -> _Tree:
 
     walk(path, "", {os.path.realpath(path)})
 
-    def read_file(name):
+    def read_file(name: str) -> bytes:
         file = os.path.join(path, *name.split("/"))
         files_lib.check_regular(file)
         with open(file, "rb") as opened:
@@ -304,7 +304,7 @@ def _open_zip(path: str) -> _Tree:
     archive = zipfile.ZipFile(path)
     sizes = {i.filename: i.file_size for i in archive.infolist() if not i.is_dir()}
 
-    def read_file(name):
+    def read_file(name: str) -> bytes:
         with archive.open(name) as opened:
             return files_lib.read_at_most(opened, _MAX_FILE)
 

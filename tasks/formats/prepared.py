@@ -558,7 +558,14 @@ def _read_manifest(folder: str, advice: str) -> dict[str, Any]:
     return manifest
 
 
-def _map(folder, name, dtype, shape, manifest, advice):
+def _map(
+    folder: str,
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...] | None,
+    manifest: Mapping[str, Any],
+    advice: str,
+) -> np.ndarray:
     """Maps a file into memory as a read-only array; `shape` is `None` for all of its bytes."""
     with files_lib.decoding(os.path.join(folder, _MANIFEST), advice, "is damaged"):
         file = files_lib.entry(files_lib.entry(manifest, "files", dict), name, dict)

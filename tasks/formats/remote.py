@@ -13,7 +13,7 @@ import os
 import posixpath
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tasks import fingerprint
@@ -68,7 +68,7 @@ def names(address: str, flag: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _reached(address, flag):
+def _reached(address: str, flag: str) -> Iterator[Any]:
     """Yields the file system of an address and the path there.
 
     Raises:

@@ -276,7 +276,7 @@ def _of_array_records(builder: Any, split: str) -> "tf.data.Dataset":
     raw = tensorflow_datasets.decode.DeserializeMethod.RAW_BYTES
     source = builder.as_data_source(split=split, deserialize_method=raw)
 
-    def read():
+    def read() -> Iterator[Any]:
         for start in range(0, len(source), _CHUNK):
             yield source.__getitems__(range(start, min(start + _CHUNK, len(source))))
 

@@ -14,6 +14,7 @@ time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class Conv2D(as_written.AsWritten, tf.keras.layers.Conv2D):
             outputs = _add_bias(outputs, tf.convert_to_tensor(self.bias))
         return outputs if self.activation is None else self.activation(outputs)
 
-    def _product(self, x):
+    def _product(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the convolution if its output has few pixels, else `None`."""
         height, width = x.shape[1:3]
         plain = self.groups == 1 and max(self.dilation_rate) == 1
@@ -120,13 +121,13 @@ def _convolve(x: tf.Tensor, kernel: tf.Tensor, rows: np.ndarray, columns: np.nda
     met_by[met[at_output, at_place], at_place] = at_output * places + at_place
 
     @tf.custom_gradient
-    def product(x, kernel):
+    def product(x: tf.Tensor, kernel: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         pixels = tf.reshape(x, [-1, height * width, channels])
         patches = tf.reshape(_take(pixels, met), [-1, places * channels])
         flat = tf.reshape(kernel, [-1, filters])
         used = flat[before : before + places * channels]
 
-        def gradients(dy):
+        def gradients(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             dused = tf.matmul(patches, dy, transpose_a=True)
             unused = [tf.zeros([n, filters], dy.dtype) for n in (before, after)]
             dkernel = tf.reshape(tf.concat([unused[0], dused, unused[1]], 0), kernel.shape)
@@ -149,6 +150,6 @@ def _take(values: tf.Tensor, places: np.ndarray) -> tf.Tensor:
 
 
 @tf.custom_gradient
-def _add_bias(x, bias):
+def _add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     # In the forward pass the bias stays where oneDNN adds it together with the convolution.
     return tf.nn.bias_add(x, bias), lambda dy: (dy, tf.reduce_sum(dy, [0, 1, 2]))

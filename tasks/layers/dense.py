@@ -5,6 +5,7 @@ stays in the processor's cache meanwhile. The EMNIST CNN (9,216 inputs, 128 unit
 0.97 of the time (`benchmarks/layers.py`). A kernel with many units gains nothing.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -38,8 +39,8 @@ class Dense(as_written.AsWritten, tf.keras.layers.Dense):
             return super().call(inputs)
 
         @tf.custom_gradient
-        def product(x, kernel):
-            def gradient(dy):
+        def product(x: tf.Tensor, kernel: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+            def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 blocks = tf.split(kernel, _sizes(features, rows))
                 dx = tf.concat([tf.matmul(dy, b, transpose_b=True) for b in blocks], axis=1)
                 return dx, tf.matmul(x, dy, transpose_a=True)

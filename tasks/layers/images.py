@@ -69,13 +69,13 @@ class PrepareImages(as_written.AsWritten, tf.keras.layers.Layer):
             return x[..., ::-1] - _IMAGENET_MEANS
         return x / 255
 
-    def _margins(self, x):
+    def _margins(self, x: tf.Tensor) -> Any:
         margins = [size - self.crop for size in x.shape[1:3]]
         if min(margins) < 0:
             raise ValueError(f"A square of {self.crop} does not fit into images of {x.shape[1:3]}.")
         return margins
 
-    def _distorted(self, x, draws):
+    def _distorted(self, x: tf.Tensor, draws: Any) -> tf.Tensor:
         starts = []
         for margin, draw in zip(self._margins(x), (draws[:, 0], draws[:, 1]), strict=True):
             # The product may be rounded up to margin + 1.

@@ -1,6 +1,7 @@
 """Initial weights that follow none of Keras's rules."""
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,6 +21,6 @@ class Zeros(tf.keras.initializers.Initializer):
         """
         self._weights = weights
 
-    def __call__(self, shape, dtype=None, **kwargs):
+    def __call__(self, shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
         """Returns the weights, `[*shape]`."""
         return self._weights(shape, dtype=dtype, **kwargs)

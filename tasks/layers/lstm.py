@@ -142,20 +142,20 @@ def _run(x: tf.Tensor, recurrent: tf.Tensor, scan: Callable, before: Callable) -
     """
     units = recurrent.shape[0]
 
-    def forward(x, h, c):
+    def forward(x: Any, h: Any, c: Any) -> Any:
         i, f, g, o = tf.split(x + tf.matmul(h, recurrent), 4, axis=-1)
         i, f, g, o = tf.sigmoid(i), tf.sigmoid(f), tf.tanh(g), tf.sigmoid(o)
         c = f * c + i * g
         return o * tf.tanh(c), c, tf.concat([i, f, g, o, c], axis=-1)
 
     @tf.custom_gradient
-    def outputs(x, recurrent):
+    def outputs(x: Any, recurrent: Any) -> Any:
         kept = scan(forward, x, units, 5 * units)
         i, f, g, o, c = tf.split(kept, 5, axis=-1)
         tanh_c = tf.tanh(c)
         h = o * tanh_c
 
-        def gradients(dh_direct):
+        def gradients(dh_direct: Any) -> Any:
             # Derivatives of c by the gates i, f, g and of h by the gate o, before activations.
             by_gates = [
                 g * i * (1 - i),
@@ -167,7 +167,7 @@ def _run(x: tf.Tensor, recurrent: tf.Tensor, scan: Callable, before: Callable) -
             known = tf.concat([*by_gates, by_c, f, dh_direct], axis=-1)
             transposed = tf.transpose(recurrent)
 
-            def backward(known, dh, dc):
+            def backward(known: Any, dh: Any, dc: Any) -> Any:
                 by_gates, by_c, f, dh_direct = tf.split(
                     known, [4 * units, units, units, units], axis=-1
                 )
@@ -222,7 +222,7 @@ def _scan(
     array = tf.TensorArray(inputs.dtype, turns, element_shape=[block, inputs.shape[1], width])
     in_turn = slice(None, None, -1 if backwards else 1)
 
-    def turn(i, a, b, array):
+    def turn(i: Any, a: Any, b: Any, array: Any) -> Any:
         place = turns - 1 - i if backwards else i
         outputs = []
         for given in tf.unstack(tf.gather(blocks, place))[in_turn]:
@@ -288,7 +288,7 @@ class _Sorted:
         )
         in_turn = slice(None, None, -1 if backwards else 1)
 
-        def turn(i, a, b, array):
+        def turn(i: Any, a: Any, b: Any, array: Any) -> Any:
             place = self._turns - 1 - i if backwards else i
             if backwards:
                 a, b = (tf.pad(state, tf.gather(self._new, place)) for state in (a, b))

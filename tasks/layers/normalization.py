@@ -48,11 +48,11 @@ class GroupNormalization(as_written.AsWritten, tf.keras.layers.GroupNormalizatio
 
 def _normalize(groups: int, epsilon: float) -> Callable:
     @tf.custom_gradient
-    def normalize(x, gamma, beta):
+    def normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         places, channels = x.shape[1:]
         width = channels // groups
 
-        def mean_of_group(sums):
+        def mean_of_group(sums: tf.Tensor) -> tf.Tensor:
             """Returns for each channel its group's mean, from sums over positions by channel."""
             by_group = tf.reshape(sums, [-1, groups, width])
             means = tf.reduce_sum(by_group, 2, keepdims=True) / float(places * width)
@@ -62,7 +62,7 @@ def _normalize(groups: int, epsilon: float) -> Callable:
         variance = mean_of_group(tf.reduce_sum(centred * centred, 1))
         factor = tf.math.rsqrt(variance + epsilon)
 
-        def gradients(dy):
+        def gradients(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             sums, products = tf.reduce_sum(dy, 1), tf.reduce_sum(dy * centred, 1)
             by_mean = factor * mean_of_group(gamma * sums)
             by_factor = factor * factor * factor * mean_of_group(gamma * products)

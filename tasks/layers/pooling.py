@@ -63,7 +63,7 @@ class MaxPool2D(as_written.AsWritten, tf.keras.layers.MaxPooling2D):
             gradient = _elementwise
 
         @tf.custom_gradient
-        def pool(x):
+        def pool(x: tf.Tensor) -> Any:
             y = tf.nn.max_pool2d(x, self.pool_size, self.pool_size, "VALID")
             return y, lambda dy: gradient(x, y, dy, *self.pool_size)
 
@@ -78,7 +78,7 @@ def _by_onednn(x: tf.Tensor, y: tf.Tensor, dy: tf.Tensor, high: int, wide: int) 
     window = [1, high, wide, 1]
 
     @tf.function(autograph=False, experimental_attributes={"_noinline": True})
-    def gradient(x, dy):
+    def gradient(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
         y = tf.nn.max_pool2d(x, window, window, "VALID")
         return tf.raw_ops.MaxPoolGrad(
             orig_input=x, orig_output=y, grad=dy, ksize=window, strides=window, padding="VALID"

@@ -48,7 +48,7 @@ def _product(x: tf.Tensor, kernel: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         "a_shape": tf.shape(x, tf.int64),
     }
 
-    def gradient(dy):
+    def gradient(dy: tf.Tensor) -> tuple[Any, Any]:
         dx = tf.matmul(dy, kernel, transpose_b=True)
         return dx, tf.raw_ops.SparseTensorDenseMatMul(**sparse, b=dy, adjoint_a=True)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -160,7 +161,9 @@ def resnet18(
     initial = _Initial(init, seed)
     regularizer = tf.keras.regularizers.L2(l2) if l2 else None
 
-    def convolve(x, filters, size, stride, name, padding="same"):
+    def convolve(
+        x: Any, filters: int, size: int, stride: int, name: str, padding: str = "same"
+    ) -> Any:
         kernel = initial(size * size * x.shape[-1], tf.keras.initializers.HeNormal)[
             "kernel_initializer"
         ]
@@ -175,13 +178,13 @@ def resnet18(
             name=name,
         )(x)
 
-    def normalize(x, name):
+    def normalize(x: Any, name: str) -> Any:
         return layers.normalization.GroupNormalization(groups, name=name)(x)
 
-    def activate(x, name):
+    def activate(x: Any, name: str) -> Any:
         return tf.keras.layers.ReLU(name=f"{name}_relu")(normalize(x, f"{name}_norm"))
 
-    def block(x, filters, stride, name, is_first):
+    def block(x: Any, filters: int, stride: int, name: str, is_first: bool) -> Any:
         residual = x if is_first else activate(x, f"{name}_1")
         residual = convolve(residual, filters, 3, stride, f"{name}_1_conv")
         residual = activate(residual, f"{name}_2")

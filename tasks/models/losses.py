@@ -45,7 +45,7 @@ def sparse_softmax_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Ten
     return tf.reshape(flat, tf.shape(y_true))
 
 
-def _require_classes(y_pred):
+def _require_classes(y_pred: tf.Tensor) -> None:
     if y_pred.shape[-1] == 1:
         raise ValueError(
             "classes need one output each, and the model has one: give it two outputs, or use "
@@ -69,13 +69,13 @@ def _of_many_classes(y: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     at_label = tf.stack([tf.range(tf.shape(y)[0]), tf.cast(y, tf.int32)], axis=1)
 
     @tf.custom_gradient
-    def values(logits):
+    def values(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         probabilities = tf.nn.softmax(logits)
         # The largest probability has all its digits, that of the label may be rounded to zero.
         # Logits are taken from each other first: next to a large one the logarithm loses its own.
         behind = tf.reduce_max(logits, 1) - tf.gather_nd(logits, at_label)
 
-        def gradient(dy):
+        def gradient(dy: tf.Tensor) -> tf.Tensor:
             return tf.tensor_scatter_nd_sub(probabilities * dy[:, tf.newaxis], at_label, dy)
 
         return behind - tf.math.log(tf.reduce_max(probabilities, 1)), gradient

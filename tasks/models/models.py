@@ -84,7 +84,7 @@ class _Initial:
 def _sum_of(*parts: Callable) -> Callable:
     """Returns an initialiser that is the sum of independent initialisers."""
 
-    def initializer(shape, dtype=None, **kwargs):
+    def initializer(shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
         return tf.add_n([part(shape, dtype=dtype, **kwargs) for part in parts])
 
     return initializer

@@ -13,6 +13,7 @@ from scipy import integrate
 
 import tff_algos
 from reproduction import adjustments, drawing, plots, quantities, run_folders
+from reproduction.kinds import spans
 from reproduction.looks import looks_of
 from simulation.errors import RunError
 from tests import canvas
@@ -610,10 +611,10 @@ def test_a_curve_far_off_the_others_hides_no_differences_between_them():
 
 
 def test_most_rows_are_those_that_lie_together():
-    spans = {"a": (1.0, 2.0), "b": (1.5, 2.5), "c": (2.0, 2.2), "d": (50.0, 60.0)}
-    assert spans.most_within(spans, 5) == ["a", "b", "c"]
-    assert spans.most_within(spans, 1) == [], "fewer than three quarters"
-    assert spans.most_within(spans, 5, share=0.8) == []
+    of_rows = {"a": (1.0, 2.0), "b": (1.5, 2.5), "c": (2.0, 2.2), "d": (50.0, 60.0)}
+    assert spans.most_within(of_rows, 5) == ["a", "b", "c"]
+    assert spans.most_within(of_rows, 1) == [], "fewer than three quarters"
+    assert spans.most_within(of_rows, 5, share=0.8) == []
 
 
 def test_of_many_curves_one_that_lies_off_is_left_out():

@@ -182,7 +182,7 @@ def test_a_target_by_the_command(tmp_path, capsys):
         ({"stop_at": "eval/accuracy>=high"}, "must be a column"),
         ({"stop_at": "eval/accuracy>=nan"}, "must be a column"),
         ({"stop_at": "eval/acuracy>=0.9"}, "there is no column eval/acuracy; there are eval/loss"),
-        ({"evaluators": {"loss": len}}, "evaluators: 'loss' must be"),
+        ({"evaluators": {"loss": len}}, "evaluators: the name 'loss' must"),
         ({"evaluators": {"mine": 3}}, "mine must be a function of the weights"),
         ({"callbacks": [lambda done: 3]}, "after_round must return None or weights"),
         ({"callbacks": [3]}, "callbacks: 3 must be a simulation.Callback or a function"),
