@@ -88,7 +88,7 @@ def on_page_markdown(markdown, page, **_):
     )
     place = page.file.src_uri
     if "/" not in place:
-        text = text.replace("](../", "](")
+        text = _within_the_site(text.replace("](../", "]("))
     if place == "methods.md":
         text = _LINK_TO_METHODS.sub(
             lambda found: re.sub(r"`(\w+)`", r"[`\1`](methods/\1.md)", found[1]), text
