@@ -882,7 +882,7 @@ def test_a_play_that_is_cut_off_or_there_twice_is_refused(copies):
     copy, name = copies("play_text"), "t8.shakespeare.txt"
     whole = copy.files[name]
     half = len(whole) // 2
-    assert "35 of 36 works an end" in _load_with(copy, name, whole[:-300])
+    assert "35 of 36 works have an end" in _load_with(copy, name, whole[:-300])
     assert "a play twice" in _load_with(copy, name, whole[:half] + whole[half - 2000 :])
     # Time must not grow with the square of the works' number.
     _load_with(copy, name, b"A\n\nby William Shakespeare\n\n  LEAR. Ay.\n" * 50_000)

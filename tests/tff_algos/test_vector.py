@@ -74,9 +74,9 @@ def test_vectors_of_unequal_length_are_refused():
 
 
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_a_vector_is_no_tensor(shapes):
+def test_a_vector_is_not_a_tensor(shapes):
     """As a tuple of equal shapes it would be stacked in silence."""
-    with pytest.raises((TypeError, ValueError), match="Vector is no tensor"):
+    with pytest.raises((TypeError, ValueError), match="Vector is not a tensor"):
         tf.convert_to_tensor(vector.constants(arrays(shapes)))
 
 
