@@ -114,7 +114,11 @@ def test_the_probability_of_improvement_is_over_all_pairs_of_seeds():
 
 @pytest.mark.parametrize(
     ("seeds", "says"),
-    [(1, "cannot decide"), (3, "± 4.3 standard errors: take 5"), (5, "± 2.8 standard errors.")],
+    [
+        (1, "cannot decide"),
+        (3, "± 4.3 standard errors: use at least 5"),
+        (5, "± 2.8 standard errors."),
+    ],
 )
 def test_what_seeds_can_show_is_said(seeds, says):
     assert says in statistics.told_of_seeds(seeds)
