@@ -48,11 +48,11 @@ PARSER.flag("setup", help="Set-up of the item; all by default.")
 PARSER.flag("rows", help="Rows of the set-up; all by default.", form="list")
 PARSER.flag("seeds", help="Seeds; the item's by default.", form="list")
 PARSER.flag("list", False, "List papers, items, set-ups and rows, with the data and hours needed.")
-PARSER.flag("dry_run", False, "Only tell what is to be run and how long it takes.")
+PARSER.flag("dry_run", False, "Only print what would run and how long it would take.")
 PARSER.flag(
     "budget",
     help="Do less than the whole protocol: minutes=M or hours=H for all runs together, rounds=N "
-    "for each. The same command resumes what was cut short.",
+    "for each. Repeat the command to resume.",
     form="list",
 )
 PARSER.flag(
@@ -60,7 +60,7 @@ PARSER.flag(
     help="Folder or fsspec address (s3://, gs://, ...) of data, for the runs that read files.",
     path=True,
 )
-PARSER.flag("root_output_dir", "results/reproduce", "Where the runs go.", path=True)
+PARSER.flag("root_output_dir", "results/reproduce", "Folder of the runs.", path=True)
 PARSER.flag(
     "compare",
     help="Compare runs instead: folders of runs, or folders that hold them; more may follow.",
@@ -68,15 +68,15 @@ PARSER.flag(
 )
 PARSER.flag(
     "column",
-    help="Column that --compare looks at: of an item's table, the first by default; of other runs "
-    "of metrics.csv, eval/accuracy by default.",
+    help="Column for --compare: of an item's table (default: its first one) or of metrics.csv "
+    "(default: eval/accuracy).",
 )
 PARSER.flag("jobs", help="Most runs at a time. Unset: as many as fit.", type=int, minimum=1)
-PARSER.flag("cpus_per_run", 1.0, "Cores of a run.", common=False, minimum=0.01, maximum=1e5)
+PARSER.flag("cpus_per_run", 1.0, "Cores per run.", common=False, minimum=0.01, maximum=1e5)
 PARSER.flag(
     "gpus_per_run",
     0.0,
-    "GPUs of a run; a fraction lets runs share one. With 0 runs see no GPU.",
+    "GPUs per run; a fraction lets runs share one. With 0, runs do not see any GPU.",
     common=False,
     minimum=0,
     maximum=1e5,
@@ -96,18 +96,18 @@ PARSER.flag(
 )
 PARSER.flag(
     "storage",
-    help="Folder or fsspec address that keeps the runs, for machines without a common file system.",
+    help="Folder or fsspec address for copies of runs, for machines without a shared file system.",
     common=False,
 )
 PARSER.flag(
     "retries",
     2,
-    "How often a run that failed or was lost with its machine is started again.",
+    "How often to restart a run that failed or was lost with its machine.",
     common=False,
     minimum=0,
     maximum=1_000_000,
 )
-PARSER.flag("fresh", False, "Start all runs anew; those that are there are kept beside.")
+PARSER.flag("fresh", False, "Start all runs anew; existing runs are kept under other names.")
 PARSER.flag(
     "figure_width",
     help="Inches of each figure, for a column of a paper: 3.25 or 6.75. Unset: as its panels need.",
@@ -116,7 +116,7 @@ PARSER.flag(
     maximum=20.0,
     common=False,
 )
-PARSER.flag("full_grid", False, "Run whole grids also where the item has a [search].", common=False)
+PARSER.flag("full_grid", False, "Run whole grids even if the item has a [search].", common=False)
 PARSER.flag("record", False, "Copy the results into papers/ and update its pages.", common=False)
 PARSER.flag(
     "write_readmes",
@@ -340,27 +340,27 @@ def _dry_run(asked) -> None:
         _answers.append({**_named(setup), "data": told_data, "rows": [e._asdict() for e in rows]})
         return
     print(f"{setup.paper} {setup.item} {setup.name}: {setup.title}\n")
-    headers = ["row", "runs to do", "rounds to do", "s a round", "which are", "hours"]
+    headers = ["row", "runs to do", "rounds to do", "s/round", "source", "hours"]
     print(tabulate.tabulate(table, headers, tablefmt="github", disable_numparse=True))
     known = sum(e.rounds * e.seconds for e in rows if e.seconds is not None) / 3600
     unknown = sum(e.rounds for e in rows if e.seconds is None)
     jobs = resources.jobs or max(1, int(len(os.sched_getaffinity(0)) / resources.cpus))
-    told = f"{_hours(known)} hours of one run after the other, {_hours(known / jobs)} with {jobs}"
+    told = f"{_hours(known)} hours with one run at a time, {_hours(known / jobs)} with {jobs}"
     told += " at a time"
     if unknown:
         told = f"{told}, without" if known else "Unknown:"
-        told += f" {unknown} rounds of rows whose rounds could not be measured"
+        told += f" {unknown} rounds of rows whose time could not be measured"
     if any(e.source.startswith(sweep.NEAREST) for e in rows):
-        told += f"; what is by a nearest measured workload is for {needs.MACHINE}"
+        told += f"; times by the nearest measured workload are those of {needs.MACHINE}"
     if told_data:
         told += f"; data: {told_data}"
     shares = {row: search.planned_share(setup, row) for row in setup.rows}
     parts = [f"{row} {share:.1%}" for row, share in shares.items() if share < 1]
     most = sum(search.most_beyond(setup, row) for row in {run.row for run in runs})
     if most:
-        told += f"; grids whose best point is at an edge take up to {most} points more"
+        told += f"; grids whose best point is at an edge get up to {most} further points"
     if parts:
-        told += f"; of the rounds of whole grids [search] takes a part: {', '.join(parts)}"
+        told += f"; [search] needs this share of the rounds of whole grids: {', '.join(parts)}"
     print(f"\n{told}.\n")
 
 

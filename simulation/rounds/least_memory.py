@@ -103,12 +103,12 @@ def of_round(
     # Number of clients whose data are stacked, and whose states are read, together.
     together = number if whole else min(number, settings["clients_per_chunk"])
 
-    fewer = "fewer clients a round take less"
+    fewer = "fewer clients per round take less"
     cut, at_once = fewer, "--runtime=per_client takes less"
     if can_cut and together > 1:
         chunks = f"--clients_per_chunk of less than {together:,}"
         cut, at_once = f"{chunks} takes less", f"{chunks}, or --runtime=per_client, takes less"
-    in_tff = "--runtime=per_client, or fewer clients a round, take less"
+    in_tff = "--runtime=per_client, or fewer clients per round, take less"
 
     def of(each, clients, what, cure):
         plural = "s" * (clients > 1)

@@ -172,7 +172,10 @@ def test_a_search_may_leave_everything_to_its_defaults(tmp_path, capsys):
     (tmp_path / "x.toml").write_text(three.replace("rounds = 3", "rounds = 3\nsearch = {}"))
     root = f"--root_output_dir={tmp_path}"
     assert reproduce.main([f"--items={tmp_path}", "--item=x", "--dry_run", root]) == 0
-    assert "[search] takes a part: fedavg 55.6%" in capsys.readouterr().out
+    assert (
+        "[search] needs this share of the rounds of whole grids: fedavg 55.6%"
+        in capsys.readouterr().out
+    )
 
 
 def test_rows_share_a_file_and_try_the_same_values_of_what_they_share(tmp_path):

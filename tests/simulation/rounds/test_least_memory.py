@@ -94,10 +94,10 @@ def test_the_formulas():
 @pytest.mark.parametrize(
     ("name", "runtime", "cure"),
     [
-        ("adafed", "tff", "; fewer clients a round take less."),
+        ("adafed", "tff", "; fewer clients per round take less."),
         ("scaffold", "tff", "; --clients_per_chunk of less than 5 takes less."),
         ("fedavg", "vectorized", "; --clients_per_chunk of less than 5, or --runtime=per_client,"),
-        ("fedavg", "native", "; --runtime=per_client, or fewer clients a round, take less."),
+        ("fedavg", "native", "; --runtime=per_client, or fewer clients per round, take less."),
     ],
 )
 def test_what_surely_does_not_fit_is_refused_in_a_line(monkeypatch, name, runtime, cure):
