@@ -287,7 +287,9 @@ def main(arguments: list[str]) -> int:
     with tables.printed(options.json) as results_:
         results_.say(f"{len(records)} studies in {path}\n")
         if not areas:
-            results_.say(f"No method has all studies of the workloads that {BASELINE} has ended.")
+            results_.say(
+                f"No method has completed all studies of the workloads that {BASELINE} has."
+            )
             return 0
         results_.say("Area under the profile of what a method took to the target:\n")
         first = areas[MEASURES[0]]
