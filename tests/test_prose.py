@@ -123,7 +123,8 @@ def test_enforced_text_has_no_faults():
     assert not [str(fault) for passage in texts for fault in prose.faults(passage)]
 
 
-def test_the_report_counts_what_is_left_by_package():
+def test_the_report_counts_what_is_left_by_package(monkeypatch):
+    monkeypatch.setattr(prose, "ENFORCED", ())
     passage = prose.Passage("errors", "tasks/x.py", 0, BAD)
     told = prose.report(list(prose.faults(passage)), [passage])
     assert "warnings: 1 sentences, 7.0 words on average; 1 left: tasks 1" in told

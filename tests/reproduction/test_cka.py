@@ -137,7 +137,7 @@ def test_clients_of_a_run_are_compared(run_folder, capsys):
     output = run_folder / "cka.png"
     assert cka.main([str(run_folder), f"--output={output}"]) == 0
     mean = np.mean(want[~np.eye(3, dtype=bool)])
-    assert f"client_adam, seed 3: mean over pairs {mean:.3f}" in capsys.readouterr().out
+    assert f"| client_adam, seed 3 | {mean:.3f} |" in capsys.readouterr().out
     assert output.exists()
 
 
