@@ -5,6 +5,8 @@ The suite's import leaves them out. A program that imports TFF before the suite 
 learn that `tensorflow_estimator` is missing.
 """
 
+import contextlib
+import os
 import pathlib
 import sys
 import sysconfig
@@ -22,7 +24,9 @@ def main() -> None:
     """Writes the module beside this interpreter's packages."""
     if {"--help", "-h"} & set(sys.argv[1:]):
         # Not `command_line`'s: in a container the file is there before the suite.
-        print(__doc__.rstrip())
+        # Past Python's buffer, which fails once more at exit if no one reads.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(1, f"{__doc__.rstrip()}\n".encode())
         return
     folder = pathlib.Path(sysconfig.get_path("purelib"))
     (folder / "tensorflow_estimator.py").write_text(_MODULE)
