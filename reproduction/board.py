@@ -91,7 +91,7 @@ class Board:
         )
         for name in ("run", "round", "of", "loss", "s/round", "minutes"):
             # Each run takes one line, even on a narrow terminal.
-            style = {"no_wrap": True, "overflow": "ellipsis"}
+            style: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
             table.add_column(name, justify="left" if name == "run" else "right", **style)
         for run, since in self._going.items():
             rounds, loss, seconds = _seen(run)

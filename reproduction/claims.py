@@ -184,7 +184,9 @@ class _Results:
         lines = score.recorded(setup)
         return next((f"{row} {line['status']}" for line in lines if line["row"] == row), "")
 
-    def _others(self, row: str, column: str, but: Collection[str] = ()) -> dict[str, _Number]:
+    def _others(
+        self, row: str | None, column: str, but: Collection[str] = ()
+    ) -> dict[str, _Number]:
         """Returns the numbers of the other rows that did not diverge."""
         setup, _ = self._table(self._default)
         for name in but:
@@ -287,7 +289,7 @@ def _curves(setup: Setup, column: str) -> list[dict[str, str]]:
 
 
 def _rounds_to(
-    curves: Sequence[Mapping[str, str]], level: float, rows: Sequence[str]
+    curves: Sequence[Mapping[str, str]], level: float, rows: Iterable[str]
 ) -> dict[str, _Number]:
     """Returns row → the round in which its curve first reaches a level, as a mean over seeds."""
     firsts = {row: {} for row in rows}

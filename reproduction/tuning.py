@@ -206,16 +206,10 @@ def _trial(
 
 
 class _NoProgress(progress.ProgressInPython):
-    """Progress that shows nothing; see `simulation.records.progress.Progress`."""
-
-    def update(self, round_num: int, shown: Mapping[str, float]) -> None:
-        """Does nothing."""
+    """Progress without a bar and without warnings."""
 
     def warn(self, text: str) -> None:
         """Does nothing: the run with the chosen rates shows its own warnings."""
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 def _run(trial: _Trial, caller: experiment.Caller) -> None:

@@ -624,6 +624,7 @@ class Experiment:
         import tensorflow as tf
 
         method = self._method.method
+        assert method is not None  # Else callbacks cannot replace weights.
         new = state._replace(weights=tuple(map(tf.constant, weights)))
         if method.adopt_weights:
             new = method.adopt_weights(new)
@@ -678,7 +679,9 @@ class Experiment:
             )
         with contextlib.closing(states):
             with files.explained(folder.path):
-                checksum = checkpoint.checksums["client_states.sqlite"] if round_num else None
+                checksum = None
+                if checkpoint is not None and round_num:
+                    checksum = checkpoint.checksums["client_states.sqlite"]
                 states.go_on_from(round_num, checksum)
             yield states
 
@@ -747,7 +750,7 @@ class Experiment:
         keras_model = self._model.keras_model
         if settings["precision"] != "float32":
             # The saved model computes in float32.
-            keras_model = self._task.keras_model_fn(settings["seed"])
+            keras_model = self._task.keras_model(settings["seed"])
         with files.explained(folder.path):
             models.write(folder.path, keras_model, weights)
         by_client = final.clients and final.clients.by_client()

@@ -202,7 +202,7 @@ def _wiring(model, index):
         if isinstance(value, bool | int | float | str | None):
             return value
         if isinstance(value, np.ndarray | np.generic):
-            return code_digests.describe_array(value)
+            return code_digests.describe_array(np.asarray(value))
         if isinstance(value, tf.Tensor | tf.Variable) and hasattr(value, "numpy"):
             return code_digests.describe_array(value.numpy())
         return type(value).__name__

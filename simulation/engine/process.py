@@ -83,7 +83,8 @@ class EngineProcess:
             work=work,
         )
 
-        def states_of(chunk):
+        def states_of(chunk: Chunk) -> Any:
+            assert client_states is not None  # Only a method whose clients keep some asks.
             if len(client_states) != cohort.number:
                 # A single state would be broadcast to all clients.
                 raise ValueError(
@@ -178,7 +179,8 @@ class _States:
 
     def __init__(self, program, all_chunks, most_bytes):
         self._program, self._chunks, self._most = program, all_chunks, most_bytes
-        self._held, self._bytes, self._file, self._places = {}, 0, None, {}
+        self._held, self._bytes, self._places = {}, 0, {}
+        self._file: Any = None
 
     def add(self, states: Mapping[Chunk, Any]) -> None:
         for chunk, of_clients in states.items():

@@ -125,19 +125,20 @@ class ClientStates:
         return states is None and not self._fact("round")
 
     def _check_form(self):
-        form = hashlib.sha256(repr([(a.shape, a.dtype.str) for a in self._leaves]).encode())
-        form = form.hexdigest()
+        shapes = repr([(a.shape, a.dtype.str) for a in self._leaves])
+        form = hashlib.sha256(shapes.encode()).hexdigest()
         self._db.execute("INSERT OR IGNORE INTO facts VALUES ('form', ?)", [form])
         if self._fact("form") != form:
             raise RunError(
                 f"{self._path} holds client states of another form than this version of the "
                 "method uses; choose another --experiment_name."
             )
-        layout = [
-            [name, leaf.shape, leaf.dtype.str]
-            for (name, _), leaf in zip(_named(self._initial), self._leaves, strict=True)
-        ]
-        layout = json.dumps(layout)
+        layout = json.dumps(
+            [
+                [name, leaf.shape, leaf.dtype.str]
+                for (name, _), leaf in zip(_named(self._initial), self._leaves, strict=True)
+            ]
+        )
         self._db.execute("INSERT OR IGNORE INTO facts VALUES ('layout', ?)", [layout])
         if self._fact("layout") != layout:
             raise self._damaged("its description of a state does not fit the method's state")

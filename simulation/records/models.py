@@ -160,7 +160,7 @@ def _read(keras_model, path):
             keras_model.load_weights(readable)
         return
     loaded = tf.saved_model.load(path)
-    found = getattr(loaded, "trainable_variables", None) or getattr(loaded, "variables", ())
+    found: Any = getattr(loaded, "trainable_variables", None) or getattr(loaded, "variables", ())
     _assign(keras_model, [v.numpy() for v in found])
 
 

@@ -159,12 +159,15 @@ class StagedProcess:
         del client_states
         moved = {}
 
-        def by_engine(name, of_stage, assignments):
-            output = self._carry_out(cohort.round_index, name, of_stage, assignments)
+        carry_out = self._carry_out
+
+        def by_engine(name: str, of_stage: Any, assignments: Sequence[Any]) -> Any:
+            assert carry_out is not None
+            output = carry_out(cohort.round_index, name, of_stage, assignments)
             moved.update(output.moved)
             return output.state, output.metrics, output.client_states
 
-        by = None if self._carry_out is None else by_engine
+        by = None if carry_out is None else by_engine
         assert cohort.work is not None  # See Stages.cohorts.
         output = self._driver.next(state, cohort.work, self._clients, by)
         return RoundOutput(output.state, output.metrics, moved=moved)

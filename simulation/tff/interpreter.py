@@ -40,9 +40,9 @@ class Interpreter:
       intrinsic_calls: A `collections.Counter` of the intrinsics interpreted so far, by URI.
     """
 
-    def __init__(self, pool: concurrent.futures.Executor, num_threads: int):
+    def __init__(self, pool: concurrent.futures.Executor | None, num_threads: int):
         """Initialises for a pool of threads."""
-        self._pool = pool
+        self._pool: Any = pool  # Not asked where graphs are built.
         self._num_threads = num_threads
         self.intrinsic_calls = collections.Counter()
 
@@ -96,7 +96,7 @@ class Interpreter:
         streamed = tff_streams.streamed(block)
         within = set().union(*(of_map.names for of_map in streamed.values()))
         gathered = set().union(*(of_map.gathered for of_map in streamed.values()))
-        variables = []
+        variables: list[tuple[str, Any, Callable]] = []
         for name, value in block.locals:
             if name in streamed:
                 variables.append((name, streamed[name].taken, self.resolve(value.argument)))
@@ -143,7 +143,7 @@ class Interpreter:
                 f'The in-process runtime does not know the intrinsic "{uri}". It interprets: '
                 f"{', '.join(handlers)}."
             )
-        handler = handlers[uri]
+        handler: Any = handlers[uri]
 
         def bind(env):
             self.intrinsic_calls[uri] += 1

@@ -165,7 +165,8 @@ class Worker:
             self._programs, parts.method.data, request.run, self._threads
         )
         self._sent = _Received(None)
-        self._begun, self._measured = (request, parts), None
+        self._begun = request, parts
+        self._measured: Any = None
         return facts
 
     def work(self, order: Order) -> Answer:
