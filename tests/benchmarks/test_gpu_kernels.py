@@ -89,7 +89,7 @@ def test_the_implementation_for_a_gpu_counts():
 def test_a_loop_that_cannot_be_told_apart_is_refused():
     with tf.Graph().as_default() as graph:
         tf.raw_ops.Enter(data=tf.constant(0.0), frame_name="loop")
-    with pytest.raises(ValueError, match="first version"):
+    with pytest.raises(ValueError, match="loop of TensorFlow 1"):
         gpu_kernels.operations(graph.as_graph_def())
 
 
