@@ -143,7 +143,7 @@ def test_a_model_that_was_made_beforehand_keeps_its_precision():
     made = task.keras_model_fn(0)
     task = dataclasses.replace(task, keras_model_fn=lambda seed: made)
     settings = {"seed": 0, "precision": "mixed_float16", "loss_scale": 1024.0}
-    with pytest.raises(RunError, match="layers compute in float32, whatever --precision=mixed_fl"):
+    with pytest.raises(RunError, match="layers compute in float32, so --precision=mixed_float16"):
         task_models.build(task, settings)
     task_models.build(task, {**settings, "precision": "float32", "loss_scale": None})
 
