@@ -85,7 +85,7 @@ run-full: venv  ## the same for all of its rounds
 	$(RUN)
 
 test: venv  ## run the quick tests
-	$(PYTEST) $(QUICK) tests
+	$(PYTEST) $(QUICK) --ignore=tests/test_both_stacks.py tests
 
 test-stacks: venv  ## run the tests that touch TensorFlow on the published stack, compare both, try CPython 3.13
 	$(MAKE) venv STACK=published VENV=.venv-published PYTHON=

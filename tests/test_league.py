@@ -36,6 +36,7 @@ def test_every_federated_method_takes_part():
     assert suite - {"centralized"} == outside | set(_SETTINGS["methods"])
 
 
+@pytest.mark.quick_cases("synthetic")
 @pytest.mark.parametrize("workload", _WORKLOADS)
 def test_all_methods_are_tuned_alike(workload):
     """Same points of what they share, same rounds, same batches, and validation data to choose."""

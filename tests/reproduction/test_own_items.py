@@ -199,6 +199,7 @@ def test_rows_share_a_file_and_try_the_same_values_of_what_they_share(tmp_path):
     assert runs[0].name == f"fedavg_client_learning_rate={rates[0]:g}_seed1"
 
 
+@pytest.mark.long
 def test_seeds_that_the_rule_has_not_choose_where_no_other_is_run(tmp_path, capsys):
     (tmp_path / "a.flags").write_text(RUN)
     rule = WHOLE.replace("last_rounds = 2", "last_rounds = 2, seeds = [1]")
