@@ -2,9 +2,8 @@
 
     python tools/prose.py --show=help
 
-It needs no network and no package beyond the suite's own. `make lint` runs it. A fault in an
-enforced kind of text is an error; for every other kind it prints how many faults are left, by
-package. There are no exceptions by file.
+It needs no network and no package beyond the suite's own. `make lint` runs it. Any fault is an
+error. There are no exceptions by file or by kind of text.
 """
 
 import ast
@@ -28,20 +27,7 @@ LONGEST_SENTENCE = 30
 LONGEST_HELP = 200  # Characters: two lines of a terminal.
 MOST_SENTENCES_OF_AN_ERROR = 2
 
-# Kinds of text that must be free of faults.
-ENFORCED = (
-    "readme",
-    "changelog",
-    "tutorials",
-    "how-to",
-    "reference",
-    "explanation",
-    "development",
-    "papers",
-    "help",
-    "errors",
-    "docstrings",
-)
+# Kinds of text, all of which must be free of faults.
 KINDS = {
     "readme": "README.md and CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
@@ -57,7 +43,7 @@ KINDS = {
 }
 PARSER = parser.Parser(__doc__)
 PARSER.positional("paths", "print all faults below these paths only", many=True, required=False)
-PARSER.flag("show", help="Also print this kind's faults.", choices=tuple(KINDS))
+PARSER.flag("show", help="Print the faults of this kind only.", choices=tuple(KINDS))
 _PACKAGES = (
     "benchmarks",
     "examples",
@@ -395,7 +381,7 @@ def report(found: list[Fault], texts: list[Passage]) -> str:
             _package(fault.passage.place) for fault in found if fault.passage.kind == kind
         )
         counts = ", ".join(f"{package} {n}" for package, n in by_package.most_common())
-        state = "enforced" if kind in ENFORCED else f"{by_package.total()} left: {counts}"
+        state = f"{by_package.total()} left: {counts}" if counts else "no faults"
         lines.append(f"{what}: {len(parts)} sentences, {mean:.1f} words on average; {state}")
     return "\n".join(lines)
 
@@ -406,19 +392,20 @@ def main(arguments: list[str]) -> int:
     options = PARSER.parse(arguments)
     texts = list(passages())
     found = [fault for passage in texts for fault in faults(passage)]
-    if options.paths:
-        chosen = [f for f in found if f.passage.place.startswith(tuple(options.paths))]
-        chosen = [f for f in chosen if options.show in (None, f.passage.kind)]
-        print("\n".join(map(str, chosen)))
-        return int(bool(chosen))
-    wrong = [fault for fault in found if fault.passage.kind in ENFORCED]
-    shown = [fault for fault in found if fault.passage.kind in (*ENFORCED, options.show)]
+    shown = [
+        fault
+        for fault in found
+        if fault.passage.place.startswith(tuple(options.paths) or "")
+        and options.show in (None, fault.passage.kind)
+    ]
     for fault in shown:
         print(fault)
+    if options.paths:
+        return int(bool(shown))
     print(report(found, texts))
-    if wrong:
-        print(f"{len(wrong)} faults in enforced text; docs/style.md has the rules.")
-    return int(bool(wrong))
+    if found:
+        print(f"{len(found)} faults; docs/style.md has the rules.")
+    return int(bool(found))
 
 
 if __name__ == "__main__":
