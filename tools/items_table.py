@@ -4,18 +4,17 @@ python tools/items_table.py
 """
 
 import pathlib
-import re
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
 from tff_suite import command_line, parser
+from tools import page_table
 
 PARSER = parser.Parser(__doc__)
 
 PAGE = REPO / "docs" / "items.md"
-_TABLE = re.compile(r"(?<=<!-- begin fields -->\n).*?(?=<!-- end fields -->)", re.S)
 
 
 def table() -> str:
@@ -31,7 +30,7 @@ def table() -> str:
 
 def written(text: str) -> str:
     """Returns a page with its table replaced."""
-    return _TABLE.sub(lambda _: table(), text)
+    return page_table.replaced(text, "fields", table())
 
 
 @command_line.reported

@@ -5,18 +5,17 @@ python tools/methods_table.py
 
 import itertools
 import pathlib
-import re
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
 from tff_suite import command_line, parser
+from tools import page_table
 
 PARSER = parser.Parser(__doc__)
 
 PAGE = REPO / "docs" / "methods.md"
-_TABLE = re.compile(r"(?<=<!-- begin methods -->\n).*?(?=<!-- end methods -->)", re.S)
 
 
 def table() -> str:
@@ -40,7 +39,7 @@ def _module(spec):
 
 def written(text: str) -> str:
     """Returns a page with its table replaced."""
-    return _TABLE.sub(lambda _: table(), text)
+    return page_table.replaced(text, "methods", table())
 
 
 @command_line.reported

@@ -18,6 +18,7 @@ import pytest
 
 from tests import shards
 from tff_suite import command_line, parser
+from tools import page_table
 
 PARSER = parser.Parser(__doc__)
 
@@ -25,7 +26,6 @@ PAGE = shards.REPO / "docs" / "reliability.md"
 NOT_RUN = "not run yet"
 _ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (.*?) \|$", re.M)
 _TEST = re.compile(r"`(tests/[\w/]+\.py::\w+)`")
-_HOURS = re.compile(r"(?<=<!-- begin hours -->\n).*?(?=<!-- end hours -->)", re.S)
 # What a shard of an hour has room for, since estimates err.
 _SHARD_SECONDS = 0.75 * 3600
 _PROCESSES = 2
@@ -90,7 +90,7 @@ def updated(page: str, there_are: Mapping[str, bool], last: Mapping[str, dict]) 
         said = before if said == NOT_RUN and before else said
         return f"| {number} | {text} | {tests} | {said} |"
 
-    return _HOURS.sub(lambda _: _hours(there_are), _ROW.sub(row, page))
+    return page_table.replaced(_ROW.sub(row, page), "hours", _hours(there_are))
 
 
 def _hours(there_are):
