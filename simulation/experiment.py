@@ -133,7 +133,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
             if caller.takes_weights:
                 # There are none, nor a folder with a result.
                 raise RunError(told) from e
-            # As of a run that a signal or the end of its time stops: it resumes, and is no failure.
+            # The same command resumes it, so this is not a failure.
             caller.say(told)
             return Outcome("", None, e.signal)
     settings = request.run

@@ -380,7 +380,7 @@ class Share:
         """Evaluates clients with their own weights, see `evaluation.PersonalEvaluator.each`."""
         task = self._task
         data = {_TRAIN: self._train, "validation": task.validation}.get(name, task.test)
-        assert data is not None  # Nobody asks for examples that are not there.
+        assert data is not None  # A part without examples is never evaluated.
         return list(self._each.each(weights, own, data))
 
 

@@ -108,7 +108,8 @@ class Worker:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         if share_gpu:
             os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] = "true"
-        self._cores = cluster.take_cores() if cpus >= 1 else []
+        if cpus >= 1:
+            cluster.take_cores()
         self._threads = max(1, int(cpus))
         from simulation import runtimes
         from tff_suite import imports
