@@ -41,6 +41,9 @@ _SELECTION = {"metric": "validation/loss", "last_rounds": 5}
 _VALIDATION_FRACTION = 0.1
 # Settings of the search's runs: these flags only apply to the user's own run.
 _OFF = {
+    "evaluate_all_local_data": False,
+    "evaluate_classes": False,
+    "evaluate_test": False,
     "fresh": False,
     "max_minutes": None,
     "mlflow_uri": None,

@@ -64,6 +64,8 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
     if look_at is not None:
         look_at(whole, model.keras_model)
     train = cohorts.as_model_takes(train, model.model)
+    if not settings["evaluate_test"]:
+        task = dataclasses.replace(task, test=None, central_test=None)
     tests: dict[str, Any] = {}
     for part in ("test", "validation"):
         data = getattr(task, part)

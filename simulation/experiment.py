@@ -689,13 +689,16 @@ class Experiment:
         from simulation.records import recorder
 
         metric = self._task.primary_metric
+        kind, name = "eval", "test"
+        if not self.request.run["evaluate_test"]:
+            kind = name = "validation"
         return recorder.Recorder(
             self._folder,
             self.request,
             round_num,
             client_states=client_states,
             progress=caller.progress,
-            shown={"train_loss": "train/loss", f"test_{metric}": f"eval/{metric}"},
+            shown={"train_loss": "train/loss", f"{name}_{metric}": f"{kind}/{metric}"},
             first=(
                 "train/loss",
                 "eval/loss",
@@ -764,7 +767,8 @@ class Experiment:
             final.clients and final.clients.weights,
             stopped,
         )
-        numbers = (f"{k} {v:.4g}" for k, v in final.columns.items() if k.startswith("eval/"))
+        kind = "eval/" if settings["evaluate_test"] else "validation/"
+        numbers = (f"{k} {v:.4g}" for k, v in final.columns.items() if k.startswith(kind))
         path = os.path.join(folder.path, "summary.json")
         say(f"After {round_num} rounds: {'  '.join(numbers)}  ({path})")
 

@@ -27,6 +27,9 @@ def check_run(run: Mapping[str, Any], method_spec: MethodSpec) -> None:
     """
     if run["num_validation_examples"] == 0:
         raise HparamError("--num_validation_examples=0 must be -1 (all) or >= 1.")
+    for flag in ("evaluate_all_local_data", "evaluate_classes"):
+        if run[flag] and not run["evaluate_test"]:
+            raise HparamError(f"--{flag} evaluates test examples, so it needs --evaluate_test.")
     if run["stop_at"] is not None:
         stop_condition(run["stop_at"])
     if run["profile"] is not None:

@@ -192,6 +192,12 @@ RUN_HPARAMS = (
         exclusive_maximum=True,
     ),
     _flag(
+        "evaluate_test",
+        True,
+        "Evaluate test examples. Without, test data stay unseen while settings are chosen on "
+        "validation data.",
+    ),
+    _flag(
         "evaluate_improvement",
         False,
         "Record the share of each round's clients whose training loss did not rise. This "

@@ -59,13 +59,17 @@ def in_rounds(request: Request) -> Columns:
     method = tff_algos.get(run["algorithm"])
     metrics = _metrics(request)
     names = [f"train/{name}" for name in ("loss", *_COUNTS, *(method.measures or ()))]
-    names += ["eval/loss", *(f"time/{name}" for name in _TIMES)]
+    names += [f"time/{name}" for name in _TIMES]
     beginnings = [] if method.measures is not None else ["train/"]
-    prefixes = ["fairness"] + ["fairness_all"] * bool(run["evaluate_all_local_data"])
+    prefixes = []
+    if run["evaluate_test"]:
+        names.append("eval/loss")
+        prefixes = ["fairness"] + ["fairness_all"] * bool(run["evaluate_all_local_data"])
+    kinds = ("train", "eval") if run["evaluate_test"] else ("train",)
     if metrics is None:
-        beginnings += ["train/", "eval/", *(f"{prefix}/" for prefix in prefixes)]
+        beginnings += [f"{prefix}/" for prefix in (*kinds, *prefixes)]
     else:
-        names += [f"{kind}/{name}" for kind in ("train", "eval") for name in metrics]
+        names += [f"{kind}/{name}" for kind in kinds for name in metrics]
         statistics = fairness.summarize(np.ones(1), np.ones(1), train_sizes=np.ones(1))
         names += [f"{prefix}/{metrics[0]}_{name}" for prefix in prefixes for name in statistics]
     if metrics is None:
@@ -95,6 +99,8 @@ def of_clients(request: Request) -> Columns:
     Args:
       request: The checked settings.
     """
+    if not request.run["evaluate_test"]:
+        return Columns(())
     metrics = _metrics(request)
     names = ("train_examples", "test_examples", "loss", *(metrics or ()))
     if metrics is None:

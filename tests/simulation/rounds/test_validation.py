@@ -222,3 +222,18 @@ def test_the_folder_says_what_was_held_out(result):
     assert recorded["validation"]["examples"] == split.validation.sizes.sum()
     with open(pathlib.Path(result.folder) / "metrics.csv", newline="") as file:
         assert "validation/loss" in next(csv.reader(file))
+
+
+def test_without_test_data_the_training_is_the_same(result, tmp_path):
+    blind = run(tmp_path, evaluate_test=False)
+    assert all(map(np.array_equal, blind.weights, result.weights))
+    of_tests = {c for c in result.rounds if c.startswith(("eval/", "fairness/"))}
+    assert of_tests and set(result.rounds) - of_tests == set(blind.rounds)
+    np.testing.assert_array_equal(blind.rounds["validation/loss"], result.rounds["validation/loss"])
+    assert not (pathlib.Path(blind.folder) / "client_metrics.csv").exists()
+
+
+@pytest.mark.parametrize("flag", ["evaluate_classes", "evaluate_all_local_data"])
+def test_what_evaluates_test_data_needs_them(tmp_path, flag):
+    with pytest.raises(HparamError, match=f"--{flag} .* needs --evaluate_test"):
+        run(tmp_path, evaluate_test=False, **{flag: True})
