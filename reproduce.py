@@ -235,6 +235,7 @@ def reproduce(
         return
     try:
         outcome, folder = asked.carry_out(), asked.folder
+        setup = outcome.setup
     except study.OutOfTimeError as e:
         # As of runs that --budget cuts short: what is done is kept, so this is no failure.
         print(f"{setup.item} {setup.name}: {e}")
@@ -518,13 +519,12 @@ def main(arguments: list[str]) -> int:
         output = pathlib.Path(FLAGS.root_output_dir) / "compare"
         print(compare.report([*FLAGS.compare, *FLAGS.folders], FLAGS.column, output))
         return 0
-    if not FLAGS.item:
-        needed = "--item" if FLAGS.items else "--paper and --item"
-        raise UsageError(f"{needed} must be set; --list shows all papers and items.")
-    (item,) = _asked_items()
+    if not FLAGS.item and not FLAGS.items:
+        raise UsageError("--paper and --item must be set; --list shows all papers and items.")
+    setups = [setup for item in _asked_items() for setup in _asked_setups(item).values()]
     # With --json, only JSON may go to standard output.
     with contextlib.redirect_stdout(sys.stderr) if FLAGS.json else contextlib.nullcontext():
-        _reproduce_all(list(_asked_setups(item).values()))
+        _reproduce_all(setups)
         if FLAGS.record and not FLAGS.items:
             _write_readmes()
     if FLAGS.json:

@@ -79,10 +79,7 @@ def read_item(path: pathlib.Path) -> Item:
     Raises:
       ReproduceError: If it is not valid TOML or not an item; the text names the file and the field.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:  # TOMLDecodeError, UnicodeDecodeError.
-        raise ReproduceError(f"{path} cannot be read: {e}") from e
+    content = _content(path)
     setups = content.pop("setups", None)
     if not isinstance(setups, dict) or not setups:
         raise ReproduceError(f"{path}: a table [setups.NAME] is missing.")
@@ -95,6 +92,13 @@ def read_item(path: pathlib.Path) -> Item:
             raise ReproduceError(f"{path}: setups.{name} must be a table.")
         read[name] = _setup(path, name, {**content, **fields})
     return Item(path.parent.name, path.stem, title, read)
+
+
+def _content(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:  # TOMLDecodeError, UnicodeDecodeError.
+        raise ReproduceError(f"{path} cannot be read: {e}") from e
 
 
 def all_items(paper: str | None = None) -> list[Item]:
@@ -124,6 +128,30 @@ OWN_SELECTION = {"metric": "validation/loss", "last_rounds": 5}
 def _file_and_flags(home: pathlib.Path, text: str) -> list[str]:
     """Returns a row's flag file, whose name may have blanks, followed by the row's flags."""
     return [text] if (home / text).is_file() else shlex.split(text) or [""]
+
+
+def _with_points_of(where: str, path: pathlib.Path, fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns fields in which the item that `points_of` names has been checked.
+
+    The first point of that item stands for the best one until its runs are done.
+    """
+    source = path.with_name(f"{fields['points_of']}.toml")
+    for key in ("grid", "sample", "widen", "search"):
+        if key in fields:
+            raise ReproduceError(f"{where}: {key} cannot be combined with points_of.")
+    if not source.is_file():
+        raise ReproduceError(f"{where}: points_of: there is no item {source}.")
+    of_source = _content(source)
+    if any("points_of" in fields for fields in (of_source, *of_source.get("setups", {}).values())):
+        raise ReproduceError(f"{where}: points_of: {source.stem} has points_of itself.")
+    grid = {}
+    for setup in read_item(source).setups.values():
+        for row in setup.rows:
+            grid.setdefault(row, {k: [value] for k, value in setup.points(row)[0].items()})
+    for row in fields.get("rows", {}):
+        if row not in grid:
+            raise ReproduceError(f"{where}: points_of: {source.stem} has no row {row}.")
+    return {**fields, "grid": {row: grid[row] for row in fields.get("rows", {})}}
 
 
 def _checked(where, home, fields):  # noqa: C901
@@ -208,6 +236,8 @@ def _setup(path: pathlib.Path, name: str, fields: dict[str, Any]) -> Setup:
     if is_own and fields.get("grid") and isinstance(fields.get("selection", {}), dict):
         fields["selection"] = OWN_SELECTION | fields.get("selection", {})
     _checked(where, home, fields)
+    if fields.get("points_of"):
+        fields = _with_points_of(where, path, fields)
     sweep = fields.pop("sweep", {})
     rows = {}
     for row, text in fields.pop("rows", {}).items():

@@ -233,6 +233,13 @@ class Setup:
         help="this many quasi-random points are tried, and not all combinations. Rows that share"
         " their first settings are tried at the same values of these",
     )
+    points_of: str = _field(
+        *_TEXT,
+        "",
+        help="name of another item of the folder. Each row runs at the best point that this item's "
+        "set-ups found, so it has no `grid` here. The item's runs must be done. See [final "
+        "runs](#final-runs)",
+    )
     widen: Mapping[str, Any] = _field(
         "a table of times (a whole number above 0) and flags (a list of texts)",
         _of_keys({"times": _is_count, "flags": _is_list_of_texts}, ["times", "flags"]),

@@ -7,7 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from reproduction import columns, drawing, items, places, results, run_folders, search, sweep
+from reproduction import (
+    best_points,
+    columns,
+    drawing,
+    items,
+    places,
+    results,
+    run_folders,
+    search,
+    sweep,
+)
 from reproduction.items import PlannedRun, ReproduceError, Setup, UsageError
 from simulation.records import outputs
 from tff_suite import command_line
@@ -132,6 +142,10 @@ class Study:
           ReproduceError: If the set-up shows metrics that its runs do not write, or runs fail.
           HparamError: If flags of a row are wrong.
         """
+        if self.setup.points_of:
+            setup, said = best_points.settled(self.setup, self.rows, self.root, self.say)
+            of_best = dataclasses.replace(self, setup=setup, rows=list(setup.rows)).carry_out()
+            return dataclasses.replace(of_best, told=[*of_best.told, *said])
         shown, started = self._checked(), time.monotonic()
         points, tried, told = self.points(), self.tried_seeds(), self._told()
 

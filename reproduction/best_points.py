@@ -1,0 +1,109 @@
+"""The best points of an item's searches, for rows that run again: `points_of` of a set-up.
+
+So settings are chosen on some seeds and on validation data, and the final runs have other seeds and
+may evaluate test data.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from reproduction import item_files, planned_runs, results, search
+from reproduction.planned_runs import PlannedRun
+from reproduction.setups import ReproduceError, Setup, format_value
+from simulation.records import outputs
+from tff_suite.hparams import Settings
+
+
+class Best(NamedTuple):
+    """The best point of a row in a set-up.
+
+    Attributes:
+      point: The point.
+      runs: Its runs, one per seed of `selection`; empty if the row diverged at every point.
+      loss: Mean of their values by `selection`; infinite without runs.
+    """
+
+    point: Settings
+    runs: Sequence[PlannedRun]
+    loss: float
+
+
+class _UnfinishedError(Exception):
+    """Some run has not reached its last round."""
+
+
+def best(setup: Setup, row: str, root: str) -> Best | None:
+    """Returns the best point of a row; `None` if its runs are unfinished.
+
+    Args:
+      setup: The set-up that tries the points.
+      row: A row of it.
+      root: Folder of all results.
+    """
+    seeds = setup.selection.get("seeds", setup.seeds)
+
+    def plan(points, rounds=None):
+        return planned_runs.planned_runs(setup, points, points, seeds, root=root, max_rounds=rounds)
+
+    def look_at(runs):
+        for run in runs:
+            diverged = (run.folder / outputs.DIVERGED).exists()
+            if not diverged and run.read().last_round < run.rounds:
+                raise _UnfinishedError
+
+    points = setup.points(row)
+    try:
+        if setup.search and len(points) > 1:
+            point = search.search(setup, [row], plan, look_at)[row].point
+        else:
+            point = search.whole_grid(setup, {row: points}, plan, look_at)[1][row]
+    except _UnfinishedError:
+        return None
+    runs = plan({row: [point]}, setup.rounds)
+    if any(not run.read().summary for run in runs):
+        return Best(point, (), float("inf"))
+    losses = [results.selection_value(run, setup.selection) for run in runs]
+    return Best(point, runs, sum(losses) / len(losses))
+
+
+def settled(
+    setup: Setup, rows: Sequence[str], root: str, say: Callable[[str], None]
+) -> tuple[Setup, list[str]]:
+    """Returns a set-up whose rows have the best points of another item, and says which.
+
+    Args:
+      setup: A set-up with `points_of`.
+      rows: The rows to run.
+      root: Folder of all results.
+      say: Prints or logs a line on a row that is left out.
+
+    Returns:
+      The set-up without `points_of`: the grid of each row is its best point among all set-ups of
+      that item. Rows that diverged at every point are left out. Also a sentence per row.
+
+    Raises:
+      ReproduceError: If the searches of a row are unfinished.
+    """
+    sources = item_files.read_item(setup.home / f"{setup.points_of}.toml").setups.values()
+    found = {}
+    for row in rows:
+        every = [best(source, row, root) for source in sources if row in source.rows]
+        finished = [one for one in every if one is not None]
+        if len(finished) < len(every):
+            raise ReproduceError(
+                f"{setup.item} {setup.name}: the searches of {row} in {setup.points_of} are "
+                f"unfinished; run --item={setup.points_of} first."
+            )
+        found[row] = min(finished, key=lambda one: one.loss)
+    told = []
+    for row, one in found.items():
+        if not one.runs:
+            say(f"{row} is left out: it diverged at every point of {setup.points_of}.")
+            continue
+        point = ", ".join(f"{flag}={format_value(value)}" for flag, value in one.point.items())
+        told.append(f"{row}: {point or 'no settings'}, the best point of {setup.points_of}.")
+    rows = [row for row, one in found.items() if one.runs]
+    grid = {row: {flag: [value] for flag, value in found[row].point.items()} for row in rows}
+    kept = {row: setup.rows[row] for row in rows}
+    return dataclasses.replace(setup, rows=kept, grid=grid, points_of=""), told

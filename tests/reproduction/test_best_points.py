@@ -1,0 +1,156 @@
+"""Final runs: another item's best points, on other seeds and on test data."""
+
+import json
+
+import pytest
+
+import reproduce
+from reproduction import best_points, items
+from reproduction.items import ReproduceError
+from simulation.records import outputs
+
+SWEEP = """
+title = "t"
+rounds = 4
+columns = [{ name = "loss", metric = "validation/loss" }]
+selection = { metric = "validation/loss", last_rounds = 2 }
+[rows]
+fedavg = "a.flags --algorithm=fedavg"
+fedprox = "a.flags --algorithm=fedprox"
+[grid]
+fedavg = { client_learning_rate = [0.1, 0.2] }
+fedprox = { client_learning_rate = [0.1, 0.2], fedprox_mu = [0.5] }
+[setups.one]
+title = "one"
+seeds = [1]
+[setups.two]
+title = "two"
+seeds = [2]
+"""
+FINAL = """
+title = "f"
+rounds = 4
+seeds = [11, 12]
+points_of = "sweep"
+columns = [{ name = "accuracy", metric = "eval/accuracy" }]
+[setups.final]
+title = "final"
+[setups.final.rows]
+fedavg = "a.flags --algorithm=fedavg --evaluate_test=true"
+fedprox = "a.flags --algorithm=fedprox --evaluate_test=true"
+"""
+FLAGS = (
+    "--task=synthetic\n--clients_per_round=2\n--client_batch_size=5\n"
+    "--validation_clients=0.2\n--evaluate_test=false\n"
+)
+
+
+@pytest.fixture
+def home(tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "sweep.toml").write_text(SWEEP)
+    (folder / "sweep_final.toml").write_text(FINAL)
+    (folder / "a.flags").write_text(FLAGS)
+    return folder
+
+
+def setups(home):
+    return {s.name: s for item in items.own_items(str(home)) for s in item.setups.values()}
+
+
+def done(setup, row, root, losses, rounds=4):
+    """Leaves the runs of a row's grid, with these losses; `None` is a run that diverged."""
+    runs = items.planned_runs(setup, [row], {row: setup.points(row)}, setup.seeds, root=root)
+    for run, loss in zip(runs, losses, strict=True):
+        run.folder.mkdir(parents=True)
+        lines = ["round_num,validation/loss", *(f"{r},{loss}" for r in range(rounds + 1))]
+        (run.folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+        flags = dict(run.request().in_force)
+        (run.folder / "hparams.json").write_text(json.dumps({"flags": flags}))
+        if loss is None:
+            (run.folder / outputs.DIVERGED).write_text('{"reason": "x"}')
+        else:
+            summary = {"rounds": rounds, "final": {"validation/loss": loss}}
+            (run.folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_each_row_runs_at_its_best_point_of_all_set_ups(home, tmp_path):
+    of, root = setups(home), str(tmp_path / "results")
+    done(of["one"], "fedavg", root, [3.0, 2.0])
+    done(of["two"], "fedavg", root, [1.0, 4.0])
+    done(of["one"], "fedprox", root, [5.0, 6.0])
+    done(of["two"], "fedprox", root, [7.0, 4.0])
+    setup, told = best_points.settled(of["final"], list(of["final"].rows), root, print)
+    assert setup.points("fedavg") == [{"client_learning_rate": 0.1}]
+    assert setup.points("fedprox") == [{"client_learning_rate": 0.2, "fedprox_mu": 0.5}]
+    assert told == [
+        "fedavg: client_learning_rate=0.1, the best point of sweep.",
+        "fedprox: client_learning_rate=0.2, fedprox_mu=0.5, the best point of sweep.",
+    ]
+    runs = items.planned_runs(
+        setup, setup.rows, {row: setup.points(row) for row in setup.rows}, setup.seeds, root=root
+    )
+    asked = [run.request() for run in runs]
+    assert [a.run["seed"] for a in asked] == [11, 12] * 2
+    assert all(a.run["evaluate_test"] for a in asked)
+    assert [a.in_force["client_learning_rate"] for a in asked] == [0.1, 0.1, 0.2, 0.2]
+
+
+def test_a_row_that_diverged_everywhere_is_left_out_with_a_line(home, tmp_path):
+    of, root, said = setups(home), str(tmp_path / "results"), []
+    for name, losses in (("one", [None, 2.0]), ("two", [None, None])):
+        done(of[name], "fedavg", root, losses)
+        done(of[name], "fedprox", root, [None, None])
+    setup, _ = best_points.settled(of["final"], ["fedavg", "fedprox"], root, said.append)
+    assert list(setup.rows) == ["fedavg"]
+    assert setup.points("fedavg") == [{"client_learning_rate": 0.2}]
+    assert said == ["fedprox is left out: it diverged at every point of sweep."]
+
+
+@pytest.mark.parametrize("rounds", [None, 2])
+def test_nothing_runs_until_the_searches_are_done(home, tmp_path, rounds):
+    of, root = setups(home), str(tmp_path / "results")
+    done(of["one"], "fedavg", root, [3.0, 2.0])
+    if rounds is not None:
+        done(of["two"], "fedavg", root, [3.0, 2.0], rounds)
+    with pytest.raises(ReproduceError, match="searches of fedavg in sweep are unfinished"):
+        best_points.settled(of["final"], ["fedavg"], root, print)
+
+
+def test_until_then_a_dry_run_estimates(home, tmp_path, capsys):
+    asked = [f"--items={home}", "--item=sweep_final", f"--root_output_dir={tmp_path}"]
+    assert reproduce.main([*asked, "--dry_run"]) == 0
+    assert "| fedprox | 2 " in capsys.readouterr().out
+    assert reproduce.main(asked) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "are unfinished; run --item=sweep first" in line
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"sweep"', '"swep"', "points_of: there is no item"),
+        ('points_of = "sweep"', 'points_of = "sweep"\nsample = { points = 2 }', "cannot be comb"),
+        ("fedprox = ", "fedsam = ", "points_of: sweep has no row fedsam"),
+        ('"sweep"', '"sweep_final"', "points_of: sweep_final has points_of itself"),
+    ],
+)
+def test_what_is_wrong_is_one_line(home, capsys, old, new, says):
+    (home / "sweep_final.toml").write_text(FINAL.replace(old, new))
+    assert reproduce.main([f"--items={home}", "--item=sweep_final", "--dry_run"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {home}/sweep_final.toml") and says in line
+
+
+@pytest.mark.long
+def test_one_command_tunes_and_then_runs_on_other_seeds(home, tmp_path, capsys):
+    (home / "sweep.toml").write_text(SWEEP.split("[setups.two]")[0])
+    assert reproduce.main([f"--items={home}", f"--root_output_dir={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    assert "the best point of sweep." in told
+    (tuned, *_) = (tmp_path / "own/sweep/one").rglob("metrics.csv")
+    assert "eval/" not in tuned.read_text().splitlines()[0]
+    final = list((tmp_path / "own/sweep_final/final").rglob("metrics.csv"))
+    assert len(final) == 4
+    assert all("eval/accuracy" in path.read_text().splitlines()[0] for path in final)
