@@ -23,6 +23,8 @@ _WORKLOADS = list(_SETTINGS["workloads"])
 def test_items_are_what_the_settings_say(workload):
     written = (league.LEAGUE / f"{workload}.toml").read_text("utf-8")
     assert written == league.item(workload, _SETTINGS)
+    written = (league.LEAGUE / f"{workload}_final.toml").read_text("utf-8")
+    assert written == league.final(workload, _SETTINGS)
 
 
 def test_every_federated_method_takes_part():
@@ -61,6 +63,7 @@ def test_all_methods_are_tuned_alike(workload):
         requests = [experiment_flags.parse(run.command).run for run in runs]
         assert len({tuple(request[key] for key in shared) for request in requests}) == 1
         assert requests[0]["validation_clients"] == requests[0]["validation_fraction"] == 0.1
+        assert not requests[0]["evaluate_test"]
         assert setup.selection["metric"].startswith("validation/")
 
 
@@ -71,6 +74,25 @@ def test_the_rules_name_the_numbers_of_the_items():
     assert f"A study has {_SETTINGS['points']} points" in _RULES
     low, high = _SETTINGS["server_rate"]
     assert f"the server rate in [{low:g}, {high:g}]" in _RULES
+
+
+@pytest.mark.quick_cases("synthetic")
+@pytest.mark.parametrize("workload", _WORKLOADS)
+def test_final_runs_alone_see_test_data(workload):
+    """On seeds that no study has, with the same batches and the same split."""
+    (item,) = (i for i in items.own_items(str(league.LEAGUE)) if i.name == f"{workload}_final")
+    tuned, untuned = item.setups["tuned"], item.setups["untuned"]
+    assert tuned.points_of == workload and untuned.points_of == ""
+    assert list(untuned.rows) == list(_SETTINGS["untuned"])
+    for setup in (tuned, untuned):
+        assert setup.seeds == [11, 12, 13, 14, 15]
+        points = {row: setup.points(row) for row in setup.rows}
+        runs = items.planned_runs(setup, setup.rows, points, setup.seeds, root="results")
+        requests = [experiment_flags.parse(run.command).run for run in runs]
+        assert all(request["evaluate_test"] for request in requests)
+        shared = ("total_rounds", "clients_per_round", "client_batch_size", "task")
+        shared += ("validation_clients", "validation_fraction", "rounds_per_eval")
+        assert len({tuple(request[key] for key in shared) for request in requests}) == 1
 
 
 def test_an_own_method_joins_with_one_line(tmp_path):

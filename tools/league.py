@@ -37,6 +37,23 @@ seconds = {{ "*" = {seconds} }}
 """
 
 
+_FINAL = """# Written by tools/league.py from settings/league.toml; RULES.md has the rules.
+title = "League: {title}; test data"
+
+rounds = {rounds}
+seeds = {seeds}
+columns = [
+  {{ name = "{name}", metric = "eval/{metric}", digits = 4 }},
+  {{ name = "worst tenth", metric = "fairness/{metric}_worst10_u", digits = 4 }},
+  {{ name = "std over clients", metric = "fairness/{metric}_std_u", digits = 4 }},
+]
+figures = []
+seconds = {{ "*" = {seconds} }}
+"""
+# Test data are evaluated at the end of a final run, and a few times before.
+_OF_FINAL = ("--evaluate_test=true", "--rounds_per_eval=50")
+
+
 def read(folder: pathlib.Path = LEAGUE) -> dict[str, Any]:
     """Returns the content of a league's settings/league.toml."""
     return tomllib.loads((folder / "settings" / "league.toml").read_text("utf-8"))
@@ -76,14 +93,9 @@ def item(name: str, league: Mapping[str, Any]) -> str:
     from tff_algos import registry
 
     workload = league["workloads"][name]
-    methods = {**league["methods"], **league["outside"]}
     rows, grid = [], []
-    for method, own in methods.items():
-        flags = [f"--algorithm={method}"]
-        if "import" in own:
-            flags.insert(0, f"--import={own['import']}")
-            importlib.import_module(own["import"])
-        rows.append(f'{method} = "{" ".join([f"{name}.flags", *flags])}"')
+    for method, own in taking_part(league, workload).items():
+        rows.append(_row(name, method, own))
         values = space(league, workload, registry.get(method), own)
         points = ", ".join(f"{flag} = {text}" for flag, text in values.items())
         grid.append(f"{method} = {{ {points} }}")
@@ -110,6 +122,64 @@ def item(name: str, league: Mapping[str, Any]) -> str:
     return "\n".join([parts[0], shared, *parts[1:]])
 
 
+def final(name: str, league: Mapping[str, Any]) -> str:
+    """Returns the item of a workload's final runs as TOML.
+
+    Args:
+      name: The workload's name.
+      league: The content of league.toml.
+    """
+    workload = league["workloads"][name]
+    metric = workload["metric"]
+    head = _FINAL.format(
+        title=workload["title"],
+        rounds=workload["rounds"],
+        seconds=workload["seconds"],
+        seeds=league["final_seeds"],
+        name=metric.replace("_", " "),
+        metric=metric,
+    )
+    tuned = [
+        _row(name, method, own, *_OF_FINAL) for method, own in taking_part(league, workload).items()
+    ]
+    untuned = [
+        _row(name, method, {}, *(f"--{flag}={value}" for flag, value in own.items()), *_OF_FINAL)
+        for method, own in league["untuned"].items()
+    ]
+    title = workload["title"]
+    return "\n".join(
+        [
+            head,
+            f'[setups.tuned]\ntitle = "{title}; best points, test data"\npoints_of = "{name}"\n',
+            "[setups.tuned.rows]",
+            *tuned,
+            f'\n[setups.untuned]\ntitle = "{title}; without tuning, test data"\n',
+            "[setups.untuned.rows]",
+            *untuned,
+            "",
+        ]
+    )
+
+
+def taking_part(league: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the methods of a workload, each with the content of its line.
+
+    Args:
+      league: The content of league.toml.
+      workload: Its section on the workload; `only` names the methods if these are not all.
+    """
+    every = {**league["methods"], **league["outside"]}
+    return {method: every[method] for method in workload.get("only", every)}
+
+
+def _row(workload: str, method: str, own: Mapping[str, Any], *further: str) -> str:
+    flags = [f"{workload}.flags", f"--algorithm={method}", *further]
+    if "import" in own:
+        flags.insert(1, f"--import={own['import']}")
+        importlib.import_module(own["import"])
+    return f'{method} = "{" ".join(flags)}"'
+
+
 @command_line.reported
 def main(arguments: list[str]) -> int:
     """Writes the items; returns the exit code."""
@@ -118,6 +188,7 @@ def main(arguments: list[str]) -> int:
     league = read(folder)
     for name in league["workloads"]:
         (folder / f"{name}.toml").write_text(item(name, league), "utf-8")
+        (folder / f"{name}_final.toml").write_text(final(name, league), "utf-8")
     return 0
 
 
