@@ -10,7 +10,7 @@ clients' sizes alone, so a resumed run gives the same results.
 Nothing falls back to a loop over clients: `NotVectorizable` names an operation that would need one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -298,16 +298,24 @@ def blocks_at(value: Any) -> tuple:
 class StackedFederation:
     """The primitives of a round over blocks of stacked clients; for use while a graph is built."""
 
-    def __init__(self, num_clients: Sequence[tf.Tensor], places: tf.Tensor | None):
+    def __init__(
+        self,
+        num_clients: Sequence[tf.Tensor],
+        places: tf.Tensor | None,
+        vectorised: MutableMapping[Any, Callable] | None = None,
+    ):
         """Initialises the primitives of a round.
 
         Args:
           num_clients: Number of clients of each block, int32 scalars.
           places: int32 `[K]`: where in the blocks, one after the other, each client of the cohort
             is. `None` if the blocks are in the cohort's order.
+          vectorised: Client function → its form over a block, which this adds to. Graphs of other
+            numbers of blocks can use the same ones.
         """
         self._num_clients = tuple(num_clients)
         self._places = places
+        self._vectorised = {} if vectorised is None else vectorised
 
     def broadcast(self, value: Any) -> Any:
         """As `tff_algos.method.Federation.broadcast`."""
@@ -333,9 +341,10 @@ class StackedFederation:
 
         # Traced once, since all blocks have the same, partly unknown shapes.
         @tf.function(autograph=False)
-        def over_block(num_clients, arguments):
+        def over_new_block(num_clients, arguments):
             return over_clients(fn, arguments, stacked, num_clients)
 
+        over_block = self._vectorised.setdefault((fn, tuple(stacked)), over_new_block)
         return _AtClients(over_block(n, of_block(b)) for b, n in enumerate(self._num_clients))
 
     def weighted_sum(self, value: Any, weight: Any) -> Any:

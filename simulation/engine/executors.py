@@ -345,7 +345,10 @@ class Stacked:
         def of_phase(*flat):
             got = dict(zip(order, tf.nest.pack_sequence_as(structure, flat), strict=True))
             federation = batching.StackedFederation(
-                got["sizes"], got["places"] if num_blocks > 1 else None
+                got["sizes"],
+                got["places"] if num_blocks > 1 else None,
+                # A single block may be traced for another of TensorFlow's executors.
+                self.graphs.vectorised if num_blocks > 1 else None,
             )
             values = {
                 n: federation.broadcast(value)

@@ -233,6 +233,7 @@ class Graphs:
 
     Attributes:
       traced: Key of a graph → the graph.
+      vectorised: Client function → its form over a block of clients.
       executors: Key of a graph → TensorFlow's name of its executor.
       on_gpu: Whether they are for a GPU.
       at_least: Smallest number of blocks of a chunk if there is enough work.
@@ -241,6 +242,7 @@ class Graphs:
     def __init__(self):
         """Initialises without graphs."""
         self.traced, self.executors = {}, {}
+        self.vectorised: dict[Any, Callable] = {}
         self.on_gpu = bool(tf.config.list_physical_devices("GPU"))
         self.at_least = 1 if self.on_gpu else _USUAL_BLOCKS
         self._lock = threading.Lock()
