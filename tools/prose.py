@@ -36,7 +36,7 @@ KINDS = {
     "reference": "reference",
     "explanation": "explanation",
     "development": "pages on development",
-    "papers": "the pages of papers/",
+    "papers": "the pages of papers/ and league/",
     "help": "--help texts",
     "errors": "error messages and warnings",
     "docstrings": "docstrings",
@@ -341,8 +341,9 @@ def _documents() -> Iterator[tuple[str, pathlib.Path]]:
     for path in sorted((REPO / "docs").rglob("*.md")):
         yield sections[path.relative_to(REPO / "docs").as_posix()], path
     yield sections["examples/README.md"], REPO / "examples" / "README.md"
-    for path in sorted((REPO / "papers").rglob("*.md")):
-        yield "papers", path
+    for folder in ("papers", "league"):
+        for path in sorted((REPO / folder).rglob("*.md")):
+            yield "papers", path
 
 
 def passages() -> Iterator[Passage]:

@@ -1,8 +1,9 @@
 """MkDocs hook: pages from outside docs/, and those made from docstrings and registries.
 
-`mkdocs build` makes the site. The README is its home page, and papers/ is included unchanged. Each
-method and task has a page made from its file and its recorded results. The site works offline:
-diagrams, formulas, fonts, code colours and the search index are made here or shipped.
+`mkdocs build` makes the site. The README is its home page, and papers/ and league/ are included
+unchanged. Each method and task has a page made from its file and its recorded results. The site
+works offline: diagrams, formulas, fonts, code colours and the search index are made here or
+shipped.
 """
 
 import pathlib
@@ -21,6 +22,8 @@ from tools import diagram
 
 _LINKED = ("LICENSE", "CITATION.cff")
 _SHOWN = (".png", ".csv", ".toml", ".ipynb")
+# Folders of recorded results, which have pages of their own.
+_RESULTS = ("papers", "league")
 _SITE = pathlib.Path("/site")  # Stands for the site's top; nothing is written there.
 _DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.S | re.M)
 _LINK_TO_METHODS = re.compile(r"\[([^\]]*)\]\(tff_algos/methods/\w+\.py\)")
@@ -74,7 +77,8 @@ def on_files(files, config):
     colours = pygments.formatters.HtmlFormatter().get_style_defs(".highlight")
     files.append(made(config, "code.css", content=colours))
     notebook = _REPO / "examples" / "compare_methods.ipynb"
-    shown = [p for p in sorted((_REPO / "papers").rglob("*")) if p.suffix in _SHOWN]
+    own = (p for folder in _RESULTS for p in sorted((_REPO / folder).rglob("*")))
+    shown = [p for p in own if p.suffix in _SHOWN]
     for path in [notebook, *shown, *(_REPO / name for name in _LINKED)]:
         place = path.relative_to(_REPO).as_posix()
         files.append(made(config, place, abs_src_path=str(path)))
@@ -127,7 +131,8 @@ def _sized(found, page, files):
 def pages() -> dict[str, str]:
     """Returns path within the site → Markdown."""
     made = {}
-    for path in [*sorted((_REPO / "papers").rglob("*.md")), _REPO / "examples/README.md"]:
+    results = (p for folder in _RESULTS for p in sorted((_REPO / folder).rglob("*.md")))
+    for path in [*results, _REPO / "examples/README.md"]:
         made[path.relative_to(_REPO).as_posix()] = _within_the_site(path.read_text())
     for name, page in (
         ("README", "index"),

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from reproduction import items, league
+from reproduction import items, league, league_page
 from simulation.records import outputs
 
 _RATIOS = np.array([1.0, 2.0, 4.0])
@@ -22,7 +22,8 @@ def test_profiles_are_the_share_of_problems_within_a_ratio_of_the_best():
 def test_a_problem_that_no_method_solves_counts_against_all():
     costs = {"a": np.array([1.0, math.inf]), "b": np.array([2.0, math.inf])}
     np.testing.assert_allclose(league.profiles(costs, _RATIOS)["a"], [0.5, 0.5, 0.5])
-    assert league.area(costs) == {"a": 0.5, "b": pytest.approx(0.5 * 2 / 3)}
+    found = {method: of.mean for method, of in league.area(costs, ["w", "w"]).items()}
+    assert found == {"a": 0.5, "b": pytest.approx(0.5 * 2 / 3)}
 
 
 def test_the_area_is_the_profile_integrated():
@@ -32,7 +33,9 @@ def test_the_area_is_the_profile_integrated():
     ratios = np.linspace(1.0, 4.0, 200_001)
     for method, profile in league.profiles(costs, ratios).items():
         integral = np.mean((profile[1:] + profile[:-1]) / 2)
-        assert league.area(costs)[method] == pytest.approx(integral, abs=1e-4)
+        of = league.area(costs, ["w"] * 9)[method]
+        assert of.mean == pytest.approx(integral, abs=1e-4)
+        assert of.low < of.mean < of.high
 
 
 def test_final_metrics_are_in_units_of_the_baseline():
@@ -111,12 +114,16 @@ def test_a_study_is_its_best_point_and_its_cost_to_the_target(folder, tmp_path):
     best = max(p["client_learning_rate"] for p in setup.points("fedavg"))
     assert studies[0].run.point == {"client_learning_rate": best}
     records = {r["method"]: r for r in league.table(folder, studies)}
-    # FedAvg reaches 0.1 x 6 at three quarters of 8 rounds; FedSAM twice as fast, at two gradients.
-    assert records["fedavg"]["target"] == pytest.approx(0.6)
+    # The mean of FedAvg's rounds 2 to 6 of 8 is 0.1 x 4. FedSAM has it after rounds 0 to 4, with
+    # two gradients a step.
+    assert records["fedavg"]["target"] == pytest.approx(0.4)
     assert [records["fedavg"][m] for m in league.MEASURES] == [6, 60.0, 12]
-    assert [records["fedsam"][m] for m in league.MEASURES] == [3, 60.0, 6]
-    costs = league.costs_of(list(records.values()), "rounds")
-    assert league.area(costs) == {"fedavg": pytest.approx(2 / 3), "fedsam": 1.0}
+    assert [records["fedsam"][m] for m in league.MEASURES] == [4, 80.0, 8]
+    costs, workloads = league.costs_of(list(records.values()), "rounds")
+    assert workloads == ["toy"]
+    means = {method: of.mean for method, of in league.area(costs, workloads).items()}
+    assert means == {"fedavg": pytest.approx(2.5 / 3), "fedsam": 1.0}
+    assert league.improvement(studies, "fedsam").mean == 0.5, "the same validation loss"
 
 
 def test_a_search_on_its_way_is_no_study(folder, tmp_path):
@@ -148,7 +155,7 @@ def test_without_the_baseline_there_is_no_target(folder, tmp_path, capsys):
     _carry_out(setup, "fedsam", root, 0.1)
     (record,) = league.table(folder, league.studies_of(folder, root))
     assert record["target"] == record["rounds"] == ""
-    assert league.costs_of([record], "rounds") == {}
+    assert league.costs_of([record], "rounds") == ({}, [])
     assert league.main([f"--root={root}", f"--folder={folder}"]) == 0
     assert "No method has completed all studies" in capsys.readouterr().out
 
@@ -160,8 +167,57 @@ def test_the_command_writes_a_table(folder, tmp_path, capsys):
     header, line = (folder / "studies.csv").read_text().splitlines()
     assert header.startswith("workload,study,method,point") and line.startswith("toy,study1,fedavg")
     told = capsys.readouterr().out
-    assert "| method | rounds | gradients | vectors |" in told
-    assert "| fedavg | 1.0 | 1.0 | 1.0 |" in told
+    assert "| method | area_rounds | " in told and "| fedavg | 1.0 | 1.0 | 1.0 |" in told
     assert league.main([f"--root={root}", f"--folder={folder}", "--json"]) == 0
-    record = {"method": "fedavg", **dict.fromkeys(league.MEASURES, 1.0)}
-    assert json.loads(capsys.readouterr().out) == [record]
+    (record,) = json.loads(capsys.readouterr().out)
+    assert record["method"] == "fedavg" and record["improvement"] == 0.5
+    runs = (folder / "runs.csv").read_text().splitlines()
+    assert len(runs) == 5, "four points"
+    page = (folder / "README.md").read_text()
+    assert "No answer yet. The rules ask for 3 studies" in page
+    assert (folder / "profiles.png").exists()
+
+
+def _record(workload, study, method, rounds):
+    costs = dict.fromkeys(league.MEASURES, rounds)
+    return {"workload": workload, "study": study, "method": method, "target": 0.5, **costs}
+
+
+def test_a_study_counts_once_all_methods_have_ended_it():
+    records = [_record("w", "study1", m, 10) for m in ("fedavg", "fedsam")]
+    records.append(_record("w", "study2", "fedavg", 10))
+    assert league.complete(records) == [("w", "study1")]
+
+
+def _league(own_loss):
+    """Three studies in which FedSAM takes half of FedAvg's rounds."""
+    names = [f"study{k}" for k in (1, 2, 3)]
+    records = [_record("w", s, m, n) for s in names for m, n in (("fedavg", 20), ("fedsam", 10))]
+    losses = {"fedavg": 1.0, "fedsam": own_loss}
+    studies = [league.Study("w", s, m, None, losses[m]) for s in names for m in losses]
+    return records, studies
+
+
+@pytest.mark.parametrize(("loss", "is_better"), [(0.5, True), (1.0, False), (2.0, False)])
+def test_a_claim_needs_both_intervals(loss, is_better):
+    records, studies = _league(loss)
+    methods = {r["method"]: r for r in league_page.summary(records, studies, [])}
+    assert methods["fedsam"]["area_rounds"] == 1.0
+    assert methods["fedavg"]["area_rounds"] == pytest.approx(2 / 3, abs=1e-4)
+    assert league_page.better(methods["fedsam"], methods["fedavg"]) == is_better
+    (told, *_) = league_page._advice(list(methods.values()), ["w"], 3)
+    assert ("ahead of tuned FedAvg, in validation loss" in told) == is_better
+    (told, *_) = league_page._advice(list(methods.values()), ["w"], 2)
+    assert told.startswith("No answer yet")
+
+
+def test_final_scores_count_methods_with_all_seeds_of_the_baseline():
+    def final(method, seed, value, track="tuned"):
+        known = {"workload": "w", "track": track, "method": method, "seed": seed}
+        return {**known, "accuracy": value, "worst tenth": 0.0}
+
+    finals = [final("fedavg", 11, 0.4), final("fedavg", 12, 0.6), final("fedsam", 11, 1.0)]
+    finals += [final("scaffold", 11, 0.5), final("scaffold", 12, 1.0)]
+    finals.append(final("fedavg", 11, 9.0, track="untuned"))
+    found = league_page.scaled_finals(finals)
+    assert {m: of.mean for m, of in found.items()} == {"fedavg": 1.0, "scaffold": 1.5}

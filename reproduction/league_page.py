@@ -1,0 +1,320 @@
+"""The league's page: performance profiles, a table of methods, and what the intervals carry."""
+
+import math
+import pathlib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reproduction import league, looks, statistics
+from reproduction.statistics import Interval
+from tff_algos import registry
+from tff_suite import figures, writing
+
+PAGE, FIGURE = "README.md", "profiles.png"
+# Methods in the figure: the baseline and the best of the others.
+_DRAWN = 8
+# Studies of a workload, without which there is no claim.
+_STUDIES = 3
+# Columns of a final run that are no measure.
+_KEYS = ("workload", "track", "method", "seed")
+
+
+def summary(
+    records: Sequence[Mapping[str, Any]],
+    studies: Sequence[league.Study],
+    finals: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Returns a record for each method with all studies, best area first.
+
+    Args:
+      records: From `league.table`.
+      studies: Its studies.
+      finals: From `league.finals_of`.
+    """
+    costs = {measure: league.costs_of(records, measure) for measure in league.MEASURES}
+    areas = {measure: league.area(*found) for measure, found in costs.items() if found[0]}
+    if not areas:
+        return []
+    of_final, problems = scaled_finals(finals), league.complete(records)
+    studies = [of for of in studies if (of.workload, of.study) in problems]
+    found = []
+    first = areas[league.MEASURES[0]]
+    for method in sorted(first, key=lambda name: first[name].mean, reverse=True):
+        cost = registry.get(method).cost
+        record: dict[str, Any] = {"method": method}
+        for measure, of in areas.items():
+            record |= _numbers(f"area_{measure}", of[method])
+        record |= _numbers("improvement", league.improvement(studies, method))
+        record |= _numbers("final", of_final.get(method))
+        record |= {"gradients_per_step": cost.gradients, "vectors": cost.down + cost.up}
+        found.append(record)
+    return found
+
+
+def _numbers(name: str, interval: Interval | None) -> dict[str, Any]:
+    keys = (name, f"{name}_low", f"{name}_high")
+    values = ("", "", "") if interval is None else (round(value, 4) for value in interval)
+    return dict(zip(keys, values, strict=True))
+
+
+def scaled_finals(finals: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
+    """Returns each method's interquartile mean of final test metrics, where the baseline's is 1.
+
+    Args:
+      finals: From `league.finals_of`; only tuned runs count, and only workloads and seeds that the
+        baseline has. Methods that lack any of these are left out.
+    """
+    tuned = [record for record in finals if record["track"] == "tuned"]
+    values = {
+        (r["method"], r["workload"], r["seed"]): next(v for k, v in r.items() if k not in _KEYS)
+        for r in tuned
+    }
+    wanted = [key[1:] for key in values if key[0] == league.BASELINE]
+    workloads = list(dict.fromkeys(workload for workload, _ in wanted))
+    seeds = sorted({seed for _, seed in wanted})
+    arrays = {}
+    for method in dict.fromkeys(r["method"] for r in tuned):
+        own = [[values.get((method, w, s), math.nan) for w in workloads] for s in seeds]
+        if np.isfinite(own).all():
+            arrays[method] = np.array(own)
+    if league.BASELINE not in arrays:
+        return {}
+    scaled = league.scaled(arrays)
+    return {method: statistics.interquartile_mean(own) for method, own in scaled.items()}
+
+
+def better(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
+    """Returns whether a method beats the baseline beyond the intervals.
+
+    Its probability of improvement and its area of rounds must both lie above the baseline's, with
+    their whole intervals.
+
+    Args:
+      record: The method's record of `summary`.
+      baseline: The baseline's record.
+    """
+    if record["improvement_low"] == "":
+        return False
+    return (
+        record["improvement_low"] > 0.5 and record["area_rounds_low"] > baseline["area_rounds_high"]
+    )
+
+
+def write(
+    folder: pathlib.Path,
+    records: Sequence[Mapping[str, Any]],
+    methods: Sequence[Mapping[str, Any]],
+    finals: Sequence[Mapping[str, Any]],
+) -> None:
+    """Writes the page and its figure.
+
+    Args:
+      folder: The league's folder.
+      records: From `league.table`.
+      methods: From `summary`.
+      finals: From `league.finals_of`.
+    """
+    ranked = [record for record in methods if record["method"] not in outside(folder)]
+    if ranked:
+        _draw(folder / FIGURE, records, [record["method"] for record in ranked])
+    text = "\n".join(_page(records, methods, ranked, finals))
+    writing.write_atomically(folder / PAGE, text.encode())
+
+
+def outside(folder: pathlib.Path) -> set[str]:
+    """Returns the methods that run outside the ranking."""
+    path = folder / "settings" / "league.toml"
+    return set(tomllib.loads(path.read_text("utf-8"))["outside"]) if path.is_file() else set()
+
+
+def _draw(path: pathlib.Path, records: Sequence[Mapping[str, Any]], ranked: Sequence[str]) -> None:
+    """Draws the profiles of the baseline and the best methods, one panel per measure."""
+    drawn = [league.BASELINE, *(m for m in ranked if m != league.BASELINE)][:_DRAWN]
+    seen = looks.looks_of(drawn)
+    ratios = np.geomspace(1.0, league.MOST_RATIO, 301)
+    figure, axes = figures.grid(len(league.MEASURES), sharey=True)
+    for panel, measure in zip(axes, league.MEASURES, strict=True):
+        costs, _ = league.costs_of(records, measure)
+        found = league.profiles(costs, ratios)
+        for place, method in enumerate(drawn):
+            if method in found:
+                panel.plot(
+                    ratios,
+                    found[method],
+                    color=seen[method].colour,
+                    linestyle=seen[method].dashes,
+                    linewidth=figures.width(place, len(drawn)),
+                    label=registry.get(method).display_name or method,
+                )
+        panel.set(xscale="log", xlabel=f"{measure}, ratio to the best method", ylim=(-0.02, 1.02))
+        figures.ticks_at(panel.xaxis, [1, 1.5, 2, 3, 4])
+    axes[0].set(ylabel="share of studies")
+    figures.legend(figure)
+    figures.save(figure, str(path), (".png",))
+
+
+def _page(
+    records: Sequence[Mapping[str, Any]],
+    methods: Sequence[Mapping[str, Any]],
+    ranked: Sequence[Mapping[str, Any]],
+    finals: Sequence[Mapping[str, Any]],
+) -> Iterator[str]:
+    problems = league.complete(records)
+    workloads = list(dict.fromkeys(workload for workload, _ in problems))
+    done = [
+        f"{sum(name == workload for name, _ in problems)} of {_STUDIES} studies on `{workload}`"
+        for workload in workloads
+    ]
+    yield from (
+        "# League",
+        "",
+        "Every method of the suite under equal tuning. [The rules](RULES.md) were committed before "
+        "the first run; this page is written by `python -m reproduction.league`.",
+        "",
+        f"Done so far: {', '.join(done) or 'nothing'}, with {len(methods)} methods.",
+        "",
+        "## Which should I try first?",
+        "",
+        *_advice(ranked, workloads, len(problems)),
+        "",
+    )
+    if ranked:
+        yield from (
+            "## Profiles",
+            "",
+            f"![Share of studies that a method finishes within a ratio of the best one]({FIGURE})",
+            "",
+            "The target is what tuned FedAvg reaches after three quarters of the rounds, on "
+            "validation data. A curve that begins high is often the best method; one that ends "
+            "high seldom misses the target.",
+            "",
+            "## Methods",
+            "",
+            "An area is that under a method's profile: 1 means that it was the best in every "
+            "study. *Improvement* is the probability of a lower validation loss than FedAvg's in "
+            "the same study. *Final* is the test metric over five fresh seeds, where FedAvg's mean "
+            "is 1. Intervals are at 95 %, by a bootstrap over studies or seeds; with three studies "
+            "they are coarse.",
+            "",
+            "| method | area: rounds | area: gradients | area: vectors | improvement | final | "
+            "gradients a step | vectors a round |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            *map(_row, ranked),
+            "",
+        )
+    others = [record for record in methods if record not in ranked]
+    if others:
+        yield from (
+            "Outside the ranking:",
+            "",
+            "| method | area: rounds | area: gradients | area: vectors | improvement | final | "
+            "gradients a step | vectors a round |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            *map(_row, others),
+            "",
+        )
+    for track, title in (("tuned", "Test data"), ("untuned", "Without tuning")):
+        some = [record for record in finals if record["track"] == track]
+        if some:
+            yield from ("", f"## {title}", "", *_finals(some))
+    yield from (
+        "## Files",
+        "",
+        "- [studies.csv](studies.csv): the chosen point of each study, and what it took to the "
+        "target",
+        "- [runs.csv](runs.csv): every run of every study",
+        "- [summary.csv](summary.csv): the table above",
+        *(
+            f"- [{name}_final.csv]({name}_final.csv): its final runs"
+            for name in dict.fromkeys(record["workload"] for record in finals)
+        ),
+        "",
+    )
+
+
+def _advice(
+    ranked: Sequence[Mapping[str, Any]], workloads: Sequence[str], studies: int
+) -> list[str]:
+    if not workloads or studies < _STUDIES * len(workloads):
+        return [
+            f"No answer yet. The rules ask for {_STUDIES} studies of each workload; fewer give no "
+            "interval, so nothing below is a claim."
+        ]
+    baseline = next((r for r in ranked if r["method"] == league.BASELINE), None)
+    if baseline is None:
+        return ["No answer yet: FedAvg's studies are not done."]
+    ahead = [record for record in ranked if better(record, baseline)]
+    where = " and ".join(f"`{name}`" for name in workloads)
+    if not ahead:
+        return [
+            f"On {where} no method is ahead of tuned FedAvg beyond the intervals. Try FedAvg "
+            "first, and tune both its rates."
+        ]
+    names = ", ".join(_name(record["method"]) for record in ahead)
+    told = [
+        f"On {where} these are ahead of tuned FedAvg, in validation loss and in rounds to the "
+        f"target, beyond both intervals: {names}.",
+    ]
+    dear = [r for r in ahead if (r["gradients_per_step"], r["vectors"]) > (1, 2)]
+    if dear:
+        costs = ", ".join(
+            f"{_name(r['method'])} ({r['gradients_per_step']} gradients a step, {r['vectors']} "
+            "vectors a round)"
+            for r in dear
+        )
+        told.append(f"Some cost more per round than FedAvg's 1 gradient and 2 vectors: {costs}.")
+    if len(workloads) == 1:
+        told.append("One workload says little about another problem.")
+    return told
+
+
+def _name(method: str) -> str:
+    return registry.get(method).display_name or method
+
+
+def _row(record: Mapping[str, Any]) -> str:
+    parts = [
+        _cell(record, f"area_{measure}")
+        for measure in league.MEASURES
+        if f"area_{measure}" in record
+    ]
+    parts += [_cell(record, "improvement"), _cell(record, "final")]
+    parts += [str(record["gradients_per_step"]), str(record["vectors"])]
+    return f"| {_name(record['method'])} | {' | '.join(parts)} |"
+
+
+def _cell(record: Mapping[str, Any], name: str) -> str:
+    if record[name] == "":
+        return ""
+    low, high = record[f"{name}_low"], record[f"{name}_high"]
+    if low == high:  # One study has no interval.
+        return f"{record[name]:.2f}"
+    return f"{record[name]:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _finals(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields a table for each workload: mean and standard deviation over seeds."""
+    for workload in dict.fromkeys(record["workload"] for record in records):
+        some = [record for record in records if record["workload"] == workload]
+        names = [key for key in some[0] if key not in _KEYS]
+        yield from (
+            f"`{workload}`, mean ± standard deviation over seeds:",
+            "",
+            f"| method | {' | '.join(names)} | seeds |",
+            f"| --- |{' --- |' * len(names)} --- |",
+        )
+        table = []
+        for method in dict.fromkeys(record["method"] for record in some):
+            own = [record for record in some if record["method"] == method]
+            columns = [np.array([record[name] for record in own]) for name in names]
+            cells = [
+                f"{values.mean():.4f} ± {values.std(ddof=1) if len(own) > 1 else 0:.4f}"
+                for values in columns
+            ]
+            line = f"| {_name(method)} | {' | '.join(cells)} | {len(own)} |"
+            table.append((-columns[0].mean(), line))
+        yield from (line for _, line in sorted(table))
+        yield ""
