@@ -54,3 +54,14 @@ def test_a_run_that_is_there_stays_as_it_is(setup, tmp_path):
 def test_a_folder_without_a_finished_run_is_refused(tmp_path):
     with pytest.raises(SystemExit, match=r"no run in .* has finished"):
         finished_runs.pack(tmp_path, "adafedadam/synthetic", tmp_path / "papers")
+
+
+def test_the_leagues_runs_stand_beside_the_papers(tmp_path):
+    root, papers = tmp_path / "root", tmp_path / "papers"
+    run = root / "league" / "synthetic" / "study1" / "fedavg_seed1"
+    run.mkdir(parents=True)
+    (run / "summary.json").write_text("{}")
+    archive = finished_runs.pack(root, "league/synthetic/study1", papers)
+    assert archive == tmp_path / "league" / "unfinished" / "synthetic-study1.tar.xz"
+    other = tmp_path / "other"
+    assert finished_runs.unpack(other, papers) == [other / run.relative_to(root)]

@@ -5,9 +5,9 @@
 
 An item may take longer than a machine is available. `pack` takes a FOLDER of runs such as
 `fedda/mnist_ae`. It archives the results of the finished runs, without states and event files, in
-`papers/<paper>/unfinished/<folder>.tar.xz`. On another machine run `unpack`; `reproduce.py` with
-this `--root_output_dir` then skips these runs. Once an item is recorded, you may delete its
-archive.
+`papers/<paper>/unfinished/<folder>.tar.xz`, and the league's in `league/unfinished/`. On another
+machine run `unpack`; `reproduce.py` with this `--root_output_dir` then skips these runs. Once an
+item is recorded, you may delete its archive.
 """
 
 import io
@@ -26,6 +26,8 @@ PARSER.positional("action", "what to do", choices=["pack", "unpack"])
 PARSER.positional("root", "--root_output_dir of the runs")
 PARSER.positional("folders", "folders of runs below it, to pack", many=True, required=False)
 
+# The league is no paper: it stands beside papers/.
+LEAGUE = "league"
 # What results, tables and figures are made of; `reproduction.run_folders` reads no other file but
 # data_digests.json, where it is there.
 FILES = ("client_metrics.csv", "hparams.json", "metrics.csv", "summary.json")
@@ -33,7 +35,8 @@ FILES = ("client_metrics.csv", "hparams.json", "metrics.csv", "summary.json")
 
 def _archive(papers: pathlib.Path, folder: str) -> pathlib.Path:
     paper, _, name = folder.partition("/")
-    return papers / paper / "unfinished" / f"{name.replace('/', '-')}.tar.xz"
+    home = papers.parent if paper == LEAGUE else papers
+    return home / paper / "unfinished" / f"{name.replace('/', '-')}.tar.xz"
 
 
 def _without_places(text: str, root: pathlib.Path) -> str:
@@ -82,7 +85,8 @@ def pack(root: pathlib.Path, folder: str, papers: pathlib.Path) -> pathlib.Path:
 def unpack(root: pathlib.Path, papers: pathlib.Path) -> list[pathlib.Path]:
     """Restores the runs of all archives; returns the folders of those that did not exist."""
     brought = []
-    for path in sorted(papers.glob("*/unfinished/*.tar.xz")):
+    homes = (papers.glob("*/unfinished"), papers.parent.glob(f"{LEAGUE}/unfinished"))
+    for path in sorted(path for some in homes for home in some for path in home.glob("*.tar.xz")):
         with tarfile.open(path) as archive:
             members = archive.getmembers()
             for run in dict.fromkeys(pathlib.PurePath(member.name).parent for member in members):
