@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from reproduction import league, looks, statistics
+from reproduction import league_studies, looks, statistics
 from reproduction.statistics import Interval
 from tff_algos import registry
 from tff_suite import figures, writing
@@ -24,30 +24,32 @@ _KEYS = ("workload", "track", "method", "seed")
 
 def summary(
     records: Sequence[Mapping[str, Any]],
-    studies: Sequence[league.Study],
+    studies: Sequence[league_studies.Study],
     finals: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Returns a record for each method with all studies, best area first.
 
     Args:
-      records: From `league.table`.
+      records: From `league_studies.table`.
       studies: Its studies.
-      finals: From `league.finals_of`.
+      finals: From `league_studies.finals_of`.
     """
-    costs = {measure: league.costs_of(records, measure) for measure in league.MEASURES}
-    areas = {measure: league.area(*found) for measure, found in costs.items() if found[0]}
+    costs = {
+        measure: league_studies.costs_of(records, measure) for measure in league_studies.MEASURES
+    }
+    areas = {measure: league_studies.area(*found) for measure, found in costs.items() if found[0]}
     if not areas:
         return []
-    of_final, problems = scaled_finals(finals), league.complete(records)
+    of_final, problems = scaled_finals(finals), league_studies.complete(records)
     studies = [of for of in studies if (of.workload, of.study) in problems]
     found = []
-    first = areas[league.MEASURES[0]]
+    first = areas[league_studies.MEASURES[0]]
     for method in sorted(first, key=lambda name: first[name].mean, reverse=True):
         cost = registry.get(method).cost
         record: dict[str, Any] = {"method": method}
         for measure, of in areas.items():
             record |= _numbers(f"area_{measure}", of[method])
-        record |= _numbers("improvement", league.improvement(studies, method))
+        record |= _numbers("improvement", league_studies.improvement(studies, method))
         record |= _numbers("final", of_final.get(method))
         record |= {"gradients_per_step": cost.gradients, "vectors": cost.down + cost.up}
         found.append(record)
@@ -64,15 +66,15 @@ def scaled_finals(finals: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
     """Returns each method's interquartile mean of final test metrics, where the baseline's is 1.
 
     Args:
-      finals: From `league.finals_of`; only tuned runs count, and only workloads and seeds that the
-        baseline has. Methods that lack any of these are left out.
+      finals: From `league_studies.finals_of`; only tuned runs count, and only workloads and seeds
+        that the baseline has. Methods that lack any of these are left out.
     """
     tuned = [record for record in finals if record["track"] == "tuned"]
     values = {
         (r["method"], r["workload"], r["seed"]): next(v for k, v in r.items() if k not in _KEYS)
         for r in tuned
     }
-    wanted = [key[1:] for key in values if key[0] == league.BASELINE]
+    wanted = [key[1:] for key in values if key[0] == league_studies.BASELINE]
     workloads = list(dict.fromkeys(workload for workload, _ in wanted))
     seeds = sorted({seed for _, seed in wanted})
     arrays = {}
@@ -80,9 +82,9 @@ def scaled_finals(finals: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         own = [[values.get((method, w, s), math.nan) for w in workloads] for s in seeds]
         if np.isfinite(own).all():
             arrays[method] = np.array(own)
-    if league.BASELINE not in arrays:
+    if league_studies.BASELINE not in arrays:
         return {}
-    scaled = league.scaled(arrays)
+    scaled = league_studies.scaled(arrays)
     return {method: statistics.interquartile_mean(own) for method, own in scaled.items()}
 
 
@@ -113,9 +115,9 @@ def write(
 
     Args:
       folder: The league's folder.
-      records: From `league.table`.
+      records: From `league_studies.table`.
       methods: From `summary`.
-      finals: From `league.finals_of`.
+      finals: From `league_studies.finals_of`.
     """
     ranked = [record for record in methods if record["method"] not in outside(folder)]
     if ranked:
@@ -132,13 +134,13 @@ def outside(folder: pathlib.Path) -> set[str]:
 
 def _draw(path: pathlib.Path, records: Sequence[Mapping[str, Any]], ranked: Sequence[str]) -> None:
     """Draws the profiles of the baseline and the best methods, one panel per measure."""
-    drawn = [league.BASELINE, *(m for m in ranked if m != league.BASELINE)][:_DRAWN]
+    drawn = [league_studies.BASELINE, *(m for m in ranked if m != league_studies.BASELINE)][:_DRAWN]
     seen = looks.looks_of(drawn)
-    ratios = np.geomspace(1.0, league.MOST_RATIO, 301)
-    figure, axes = figures.grid(len(league.MEASURES), sharey=True)
-    for panel, measure in zip(axes, league.MEASURES, strict=True):
-        costs, _ = league.costs_of(records, measure)
-        found = league.profiles(costs, ratios)
+    ratios = np.geomspace(1.0, league_studies.MOST_RATIO, 301)
+    figure, axes = figures.grid(len(league_studies.MEASURES), sharey=True)
+    for panel, measure in zip(axes, league_studies.MEASURES, strict=True):
+        costs, _ = league_studies.costs_of(records, measure)
+        found = league_studies.profiles(costs, ratios)
         for place, method in enumerate(drawn):
             if method in found:
                 panel.plot(
@@ -162,7 +164,7 @@ def _page(
     ranked: Sequence[Mapping[str, Any]],
     finals: Sequence[Mapping[str, Any]],
 ) -> Iterator[str]:
-    problems = league.complete(records)
+    problems = league_studies.complete(records)
     workloads = list(dict.fromkeys(workload for workload, _ in problems))
     done = [
         f"{sum(name == workload for name, _ in problems)} of {_STUDIES} studies on `{workload}`"
@@ -243,7 +245,7 @@ def _advice(
             f"No answer yet. The rules ask for {_STUDIES} studies of each workload; fewer give no "
             "interval, so nothing below is a claim."
         ]
-    baseline = next((r for r in ranked if r["method"] == league.BASELINE), None)
+    baseline = next((r for r in ranked if r["method"] == league_studies.BASELINE), None)
     if baseline is None:
         return ["No answer yet: FedAvg's studies are not done."]
     ahead = [record for record in ranked if better(record, baseline)]
@@ -278,7 +280,7 @@ def _name(method: str) -> str:
 def _row(record: Mapping[str, Any]) -> str:
     parts = [
         _cell(record, f"area_{measure}")
-        for measure in league.MEASURES
+        for measure in league_studies.MEASURES
         if f"area_{measure}" in record
     ]
     parts += [_cell(record, "improvement"), _cell(record, "final")]

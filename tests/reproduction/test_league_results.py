@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from reproduction import items, league, league_page
+from reproduction import items, league, league_page, league_studies
 from simulation.records import outputs
 
 _RATIOS = np.array([1.0, 2.0, 4.0])
@@ -13,7 +13,7 @@ _RATIOS = np.array([1.0, 2.0, 4.0])
 def test_profiles_are_the_share_of_problems_within_a_ratio_of_the_best():
     """Two problems: `a` is best on the first, `b` on the second, which `c` never solves."""
     costs = {"a": [10.0, 40.0], "b": [20.0, 10.0], "c": [10.0, math.inf]}
-    found = league.profiles({m: np.array(v) for m, v in costs.items()}, _RATIOS)
+    found = league_studies.profiles({m: np.array(v) for m, v in costs.items()}, _RATIOS)
     np.testing.assert_allclose(found["a"], [0.5, 0.5, 1.0])
     np.testing.assert_allclose(found["b"], [0.5, 1.0, 1.0])
     np.testing.assert_allclose(found["c"], [0.5, 0.5, 0.5])
@@ -21,8 +21,8 @@ def test_profiles_are_the_share_of_problems_within_a_ratio_of_the_best():
 
 def test_a_problem_that_no_method_solves_counts_against_all():
     costs = {"a": np.array([1.0, math.inf]), "b": np.array([2.0, math.inf])}
-    np.testing.assert_allclose(league.profiles(costs, _RATIOS)["a"], [0.5, 0.5, 0.5])
-    found = {method: of.mean for method, of in league.area(costs, ["w", "w"]).items()}
+    np.testing.assert_allclose(league_studies.profiles(costs, _RATIOS)["a"], [0.5, 0.5, 0.5])
+    found = {method: of.mean for method, of in league_studies.area(costs, ["w", "w"]).items()}
     assert found == {"a": 0.5, "b": pytest.approx(0.5 * 2 / 3)}
 
 
@@ -31,16 +31,16 @@ def test_the_area_is_the_profile_integrated():
     costs = {m: np.exp(generator.normal(size=9)) for m in "abc"}
     costs["a"][3] = math.inf
     ratios = np.linspace(1.0, 4.0, 200_001)
-    for method, profile in league.profiles(costs, ratios).items():
+    for method, profile in league_studies.profiles(costs, ratios).items():
         integral = np.mean((profile[1:] + profile[:-1]) / 2)
-        of = league.area(costs, ["w"] * 9)[method]
+        of = league_studies.area(costs, ["w"] * 9)[method]
         assert of.mean == pytest.approx(integral, abs=1e-4)
         assert of.low < of.mean < of.high
 
 
 def test_final_metrics_are_in_units_of_the_baseline():
     finals = {"fedavg": np.array([[0.4, 2.0], [0.6, 4.0]]), "a": np.array([[1.0, 3.0]])}
-    scaled = league.scaled(finals)
+    scaled = league_studies.scaled(finals)
     np.testing.assert_allclose(scaled["a"], [[2.0, 1.0]])
     np.testing.assert_allclose(scaled["fedavg"].mean(axis=0), [1.0, 1.0])
 
@@ -109,21 +109,21 @@ def test_a_study_is_its_best_point_and_its_cost_to_the_target(folder, tmp_path):
     setup, root = _setup(folder), str(tmp_path / "results")
     _carry_out(setup, "fedavg", root, 0.1)
     _carry_out(setup, "fedsam", root, 0.2)
-    studies = league.studies_of(folder, root)
+    studies = league_studies.studies_of(folder, root)
     assert [s.method for s in studies] == ["fedavg", "fedsam"]
     best = max(p["client_learning_rate"] for p in setup.points("fedavg"))
     assert studies[0].run.point == {"client_learning_rate": best}
-    records = {r["method"]: r for r in league.table(folder, studies)}
+    records = {r["method"]: r for r in league_studies.table(folder, studies)}
     # The mean of FedAvg's rounds 2 to 6 of 8 is 0.1 x 4. FedSAM has it after rounds 0 to 4, with
     # two gradients a step.
     assert records["fedavg"]["target"] == pytest.approx(0.4)
-    assert [records["fedavg"][m] for m in league.MEASURES] == [6, 60.0, 12]
-    assert [records["fedsam"][m] for m in league.MEASURES] == [4, 80.0, 8]
-    costs, workloads = league.costs_of(list(records.values()), "rounds")
+    assert [records["fedavg"][m] for m in league_studies.MEASURES] == [6, 60.0, 12]
+    assert [records["fedsam"][m] for m in league_studies.MEASURES] == [4, 80.0, 8]
+    costs, workloads = league_studies.costs_of(list(records.values()), "rounds")
     assert workloads == ["toy"]
-    means = {method: of.mean for method, of in league.area(costs, workloads).items()}
+    means = {method: of.mean for method, of in league_studies.area(costs, workloads).items()}
     assert means == {"fedavg": pytest.approx(2.5 / 3), "fedsam": 1.0}
-    assert league.improvement(studies, "fedsam").mean == 0.5, "the same validation loss"
+    assert league_studies.improvement(studies, "fedsam").mean == 0.5, "the same validation loss"
 
 
 def test_a_search_on_its_way_is_no_study(folder, tmp_path):
@@ -137,27 +137,27 @@ def test_a_search_on_its_way_is_no_study(folder, tmp_path):
     (run.folder / "summary.json").unlink()
     lines = (run.folder / "metrics.csv").read_text().splitlines()
     (run.folder / "metrics.csv").write_text("\n".join(lines[:7]) + "\n")
-    assert [s.method for s in league.studies_of(folder, root)] == ["fedavg"]
+    assert [s.method for s in league_studies.studies_of(folder, root)] == ["fedavg"]
 
 
 def test_a_study_whose_points_all_diverged_never_reaches_the_target(folder, tmp_path):
     setup, root = _setup(folder), str(tmp_path / "results")
     _carry_out(setup, "fedavg", root, 0.1)
     _carry_out(setup, "fedsam", root, 0.1, diverge=True)
-    _, failed = league.studies_of(folder, root)
+    _, failed = league_studies.studies_of(folder, root)
     assert failed.run is None and failed.loss == math.inf
-    _, record = league.table(folder, [*league.studies_of(folder, root)])
-    assert [record[m] for m in league.MEASURES] == [math.inf] * 3
+    _, record = league_studies.table(folder, [*league_studies.studies_of(folder, root)])
+    assert [record[m] for m in league_studies.MEASURES] == [math.inf] * 3
 
 
 def test_without_the_baseline_there_is_no_target(folder, tmp_path, capsys):
     setup, root = _setup(folder), str(tmp_path / "results")
     _carry_out(setup, "fedsam", root, 0.1)
-    (record,) = league.table(folder, league.studies_of(folder, root))
+    (record,) = league_studies.table(folder, league_studies.studies_of(folder, root))
     assert record["target"] == record["rounds"] == ""
-    assert league.costs_of([record], "rounds") == ({}, [])
+    assert league_studies.costs_of([record], "rounds") == ({}, [])
     assert league.main([f"--root={root}", f"--folder={folder}"]) == 0
-    assert "No method has completed all studies" in capsys.readouterr().out
+    assert "No study is complete" in capsys.readouterr().out
 
 
 def test_the_command_writes_a_table(folder, tmp_path, capsys):
@@ -179,14 +179,14 @@ def test_the_command_writes_a_table(folder, tmp_path, capsys):
 
 
 def _record(workload, study, method, rounds):
-    costs = dict.fromkeys(league.MEASURES, rounds)
+    costs = dict.fromkeys(league_studies.MEASURES, rounds)
     return {"workload": workload, "study": study, "method": method, "target": 0.5, **costs}
 
 
 def test_a_study_counts_once_all_methods_have_ended_it():
     records = [_record("w", "study1", m, 10) for m in ("fedavg", "fedsam")]
     records.append(_record("w", "study2", "fedavg", 10))
-    assert league.complete(records) == [("w", "study1")]
+    assert league_studies.complete(records) == [("w", "study1")]
 
 
 def _league(own_loss):
@@ -194,7 +194,7 @@ def _league(own_loss):
     names = [f"study{k}" for k in (1, 2, 3)]
     records = [_record("w", s, m, n) for s in names for m, n in (("fedavg", 20), ("fedsam", 10))]
     losses = {"fedavg": 1.0, "fedsam": own_loss}
-    studies = [league.Study("w", s, m, None, losses[m]) for s in names for m in losses]
+    studies = [league_studies.Study("w", s, m, None, losses[m]) for s in names for m in losses]
     return records, studies
 
 

@@ -1,0 +1,399 @@
+"""The outcome of the league's studies, and how they are compared; league/RULES.md defines both."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reproduction import best_points, items, results, search, statistics
+from reproduction.items import PlannedRun, ReproduceError, Setup
+from reproduction.statistics import Interval
+from simulation.records import outputs
+from tff_algos import registry
+from tff_suite import writing
+from tff_suite.hparams import Settings
+
+BASELINE = "fedavg"
+# Costs that are counted until the target is reached.
+MEASURES = ("rounds", "gradients", "vectors")
+# The target is the baseline's value after this share of the rounds.
+_TARGET_AT = 0.75
+# Evaluations whose mean is compared with the target.
+_SMOOTHED = 5
+# Largest ratio to the best method in performance profiles.
+MOST_RATIO = 4.0
+
+
+class Study(NamedTuple):
+    """The outcome of a method's search in a study.
+
+    Attributes:
+      workload: The workload.
+      study: Name of its set-up, such as `study1`.
+      method: The method.
+      run: The run of the best point; `None` if all points diverged.
+      loss: Its validation loss by the selection rule; infinite without a run.
+    """
+
+    workload: str
+    study: str
+    method: str
+    run: PlannedRun | None
+    loss: float
+
+
+class Reached(NamedTuple):
+    """The costs at which a study's best run reached the target; infinite if it did not.
+
+    Attributes:
+      rounds: Number of rounds.
+      gradients: Number of gradients of single examples, in all local steps of all clients.
+      vectors: Number of vectors of the model's size that each client received or sent.
+    """
+
+    rounds: float
+    gradients: float
+    vectors: float
+
+
+_NEVER = Reached(math.inf, math.inf, math.inf)
+
+
+def study(setup: Setup, method: str, root: str) -> Study | None:
+    """Returns the outcome of a method's search; `None` if it has not ended.
+
+    Args:
+      setup: A study's set-up.
+      method: A row of it.
+      root: Folder of all results.
+    """
+    found = best_points.best(setup, method, root)
+    if found is None:
+        return None
+    return Study(setup.item, setup.name, method, next(iter(found.runs), None), found.loss)
+
+
+def smoothed(run: PlannedRun, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rounds and the mean of a metric's last five evaluations at each.
+
+    Args:
+      run: The run.
+      metric: A column of metrics.csv.
+
+    Returns:
+      Two arrays `[evaluations - 4]`; empty if there are fewer than five evaluations.
+    """
+    rounds, values = run.read().values(metric)
+    means = np.convolve(values, np.full(_SMOOTHED, 1 / _SMOOTHED), mode="valid")
+    return (rounds[_SMOOTHED - 1 :], means) if len(values) >= _SMOOTHED else (rounds[:0], means[:0])
+
+
+def reached(run: PlannedRun | None, metric: str, target: float) -> Reached:
+    """Returns the costs at which a run reached a target.
+
+    Args:
+      run: The run; with `None` the target is never reached.
+      metric: A column of metrics.csv of which higher values are better.
+      target: The value to reach, by `smoothed`.
+    """
+    if run is None:
+        return _NEVER
+    rounds, values = smoothed(run, metric)
+    (there,) = np.nonzero(values >= target)
+    if not len(there):
+        return _NEVER
+    first, found = int(rounds[there[0]]), run.read()
+    cost = registry.get(found.method).cost
+    at, examples = found.values("train/num_examples")
+    return Reached(
+        first,
+        cost.gradients * float(examples[at <= first].sum()),
+        (cost.down + cost.up) * first,
+    )
+
+
+def target(of: Study, metric: str, rounds: int) -> float:
+    """Returns the target of a study: the baseline's value at three quarters of the rounds.
+
+    Args:
+      of: The baseline's study.
+      metric: A column of metrics.csv of which higher values are better.
+      rounds: Rounds of the workload.
+
+    Raises:
+      ReproduceError: If the baseline diverged in the study.
+    """
+    if of.run is None:
+        raise ReproduceError(
+            f"{of.workload}: {of.method} diverged in {of.study}, so there is no target."
+        )
+    at, values = smoothed(of.run, metric)
+    return float(values[at <= _TARGET_AT * rounds][-1])
+
+
+def profiles(costs: Mapping[str, np.ndarray], ratios: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns performance profiles: Dolan, Moré, Mathematical Programming, 2002.
+
+    Args:
+      costs: Method → costs, positive or infinite, float `[problems]`.
+      ratios: Ratios to the lowest cost on a problem, 1 or more, float `[n]`.
+
+    Returns:
+      Method → share of the problems on which its cost is at most each ratio times the lowest cost,
+      float `[n]`. A problem that no method solves counts against all.
+    """
+    every = np.stack(list(costs.values()))
+    least = every.min(axis=0)
+    relative = np.full(every.shape, np.inf)
+    np.divide(every, least, out=relative, where=np.isfinite(every))
+    return {
+        method: np.mean(own[:, None] <= ratios + 1e-12, axis=0)
+        for method, own in zip(costs, relative, strict=True)
+    }
+
+
+def area(costs: Mapping[str, np.ndarray], workloads: Sequence[str]) -> dict[str, Interval]:
+    """Returns the area under each profile from ratio 1 to the largest one, scaled to [0, 1].
+
+    Args:
+      costs: As for `profiles`.
+      workloads: The workload of each problem.
+
+    Returns:
+      Method → its area with a 95 % interval, by a bootstrap over the studies of each workload.
+    """
+    every = np.stack(list(costs.values()))
+    least = every.min(axis=0)
+    of = np.array(workloads)
+    found = {}
+    for method, own in costs.items():
+        # A problem adds the part of the ratios at which it is solved.
+        part, solved = np.zeros(len(own)), np.isfinite(own)
+        part[solved] = np.clip(MOST_RATIO - own[solved] / least[solved], 0.0, None)
+        part /= MOST_RATIO - 1.0
+        found[method] = _over_studies([part[of == workload] for workload in dict.fromkeys(of)])
+    return found
+
+
+def _over_studies(strata: Sequence[np.ndarray]) -> Interval:
+    """Returns the mean over workloads of the mean over studies, with a bootstrap interval."""
+    return statistics.bootstrap(
+        strata, lambda drawn: np.mean([some.mean(axis=1) for some in drawn], axis=0)
+    )
+
+
+def improvement(studies: Sequence[Study], method: str) -> Interval | None:
+    """Returns the probability that a method has a lower validation loss than the baseline.
+
+    Args:
+      studies: Studies of all methods.
+      method: The method.
+
+    Returns:
+      The share of studies in which it is lower, where ties count half, as a mean over workloads
+      with a bootstrap interval over studies. `None` if the method lacks a study of the baseline.
+    """
+    losses = {(of.workload, of.study, of.method): of.loss for of in studies}
+    wins: dict[str, list[float]] = {}
+    for of in studies:
+        if of.method == BASELINE:
+            own = losses.get((of.workload, of.study, method))
+            if own is None:
+                return None
+            wins.setdefault(of.workload, []).append(float(own < of.loss) + 0.5 * (own == of.loss))
+    return _over_studies([np.array(some) for some in wins.values()]) if wins else None
+
+
+def scaled(finals: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns final metrics divided by the baseline's mean of each workload.
+
+    Args:
+      finals: Method → float `[seeds, workloads]`.
+    """
+    mean = finals[BASELINE].mean(axis=0)
+    return {method: values / mean for method, values in finals.items()}
+
+
+def studies_of(folder: pathlib.Path, root: str) -> list[Study]:
+    """Returns all completed studies of a league's folder."""
+    found = []
+    for setup in _studies(folder):
+        ended = (study(setup, method, root) for method in setup.rows)
+        found += filter(None, ended)
+    return found
+
+
+def _studies(folder):
+    """Returns the set-ups of all studies."""
+    every = (setup for item in items.own_items(str(folder)) for setup in item.setups.values())
+    return [setup for setup in every if setup.sample]
+
+
+def table(folder: pathlib.Path, studies: Sequence[Study]) -> list[dict[str, Any]]:
+    """Returns a record for each study: its point, its loss and its costs until the target.
+
+    A study has no target until the baseline's part of it is complete; the cells are blank.
+
+    Args:
+      folder: The league's folder.
+      studies: Its studies.
+    """
+    records = []
+    for setup in _studies(folder):
+        here = [of for of in studies if (of.workload, of.study) == (setup.item, setup.name)]
+        metric, goal = setup.columns[0]["metric"], None
+        for of in here:
+            if of.method == BASELINE:
+                goal = target(of, metric, setup.rounds)
+        for of in here:
+            took = dict.fromkeys(MEASURES, "")
+            if goal is not None:
+                took = reached(of.run, metric, goal)._asdict()
+            records.append(
+                {
+                    "workload": of.workload,
+                    "study": of.study,
+                    "method": of.method,
+                    "point": "" if of.run is None else _words(of.run.point),
+                    "validation_loss": of.loss,
+                    "target": "" if goal is None else goal,
+                    **took,
+                }
+            )
+    return records
+
+
+def _words(point: Settings) -> str:
+    return " ".join(f"--{flag}={items.format_value(value)}" for flag, value in point.items())
+
+
+def complete(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Returns the studies, as workload and name, that all methods of their workload have ended.
+
+    Args:
+      records: From `table`.
+    """
+    methods: dict[str, set[str]] = {}
+    ended: dict[tuple[str, str], set[str]] = {}
+    for r in records:
+        methods.setdefault(r["workload"], set()).add(r["method"])
+        if r["target"] != "":
+            ended.setdefault((r["workload"], r["study"]), set()).add(r["method"])
+    return [problem for problem, some in ended.items() if some == methods[problem[0]]]
+
+
+def costs_of(
+    records: Sequence[Mapping[str, Any]], measure: str
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns method → its costs on all problems, and each problem's workload.
+
+    Problems are the complete studies. Methods that lack one of these are left out.
+
+    Args:
+      records: From `table`.
+      measure: One of `MEASURES`.
+
+    Returns:
+      Method → float `[problems]`, and the workloads `[problems]`.
+    """
+    problems = complete(records)
+    found: dict[str, dict] = {}
+    for r in records:
+        if (r["workload"], r["study"]) in problems:
+            found.setdefault(r["method"], {})[r["workload"], r["study"]] = float(r[measure])
+    costs = {
+        method: np.array([own[problem] for problem in problems])
+        for method, own in found.items()
+        if len(own) == len(problems)
+    }
+    return costs, [workload for workload, _ in problems]
+
+
+def finals_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
+    """Returns a record for each final run that has ended.
+
+    Args:
+      folder: The league's folder.
+      root: Folder of all results.
+
+    Returns:
+      Records with `workload`, `track` (`tuned` or `untuned`), `method`, `seed`, and a value for
+      each column of the final item.
+    """
+    found = []
+    for item in items.own_items(str(folder)):
+        for setup in item.setups.values():
+            if setup.sample:
+                continue
+            rows = list(setup.rows)
+            if setup.points_of:
+                try:
+                    setup = best_points.settled(setup, rows, root, lambda said: None)[0]
+                except ReproduceError:
+                    continue  # Its searches have not ended.
+            points = {row: setup.points(row) for row in setup.rows}
+            for run in items.planned_runs(setup, setup.rows, points, setup.seeds, root=root):
+                if (run.folder / outputs.DIVERGED).exists() or not run.read().summary:
+                    continue
+                values = {
+                    column["name"]: results.column_value(run, column) for column in setup.columns
+                }
+                found.append(
+                    {
+                        "workload": item.name.removesuffix("_final"),
+                        "track": setup.name,
+                        "method": run.row,
+                        "seed": run.seed,
+                        **values,
+                    }
+                )
+    return found
+
+
+def runs_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
+    """Returns a record for every run of every study, whether it went on or not.
+
+    Args:
+      folder: The league's folder.
+      root: Folder of all results.
+    """
+    found = []
+    for setup in _studies(folder):
+        for method in setup.rows:
+            seen = set()
+            for rounds in (setup.rounds, *_rungs(setup)):
+                points = {method: setup.points(method)}
+                for run in items.planned_runs(
+                    setup, [method], points, setup.seeds, root=root, max_rounds=rounds
+                ):
+                    if run.folder in seen or not (run.folder / "metrics.csv").exists():
+                        continue
+                    seen.add(run.folder)
+                    at, losses = run.read().values("validation/loss")
+                    found.append(
+                        {
+                            "workload": setup.item,
+                            "study": setup.name,
+                            "method": method,
+                            "point": _words(run.point),
+                            "rounds": run.read().last_round,
+                            "diverged": (run.folder / outputs.DIVERGED).exists(),
+                            "validation_loss": losses[-1] if len(at) else "",
+                        }
+                    )
+    return found
+
+
+def _rungs(setup):
+    first = setup.search.get("rounds")
+    points = setup.sample["points"]
+    return search.rungs(points, setup.rounds, setup.search["factor"], first)
+
+
+def write_csv(path: pathlib.Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Writes records of the same keys; nothing without records."""
+    if records:
+        rows = [list(records[0]), *(list(record.values()) for record in records)]
+        writing.write_atomically(path, writing.csv_text(rows).encode())
