@@ -689,9 +689,8 @@ class Experiment:
         from simulation.records import recorder
 
         metric = self._task.primary_metric
-        kind, name = "eval", "test"
-        if not self.request.run["evaluate_test"]:
-            kind = name = "validation"
+        kind = self._shown_kind()
+        name = "test" if kind == "eval" else kind
         return recorder.Recorder(
             self._folder,
             self.request,
@@ -767,10 +766,14 @@ class Experiment:
             final.clients and final.clients.weights,
             stopped,
         )
-        kind = "eval/" if settings["evaluate_test"] else "validation/"
-        numbers = (f"{k} {v:.4g}" for k, v in final.columns.items() if k.startswith(kind))
+        kind = self._shown_kind()
+        numbers = (f"{k} {v:.4g}" for k, v in final.columns.items() if k.startswith(f"{kind}/"))
         path = os.path.join(folder.path, "summary.json")
         say(f"After {round_num} rounds: {'  '.join(numbers)}  ({path})")
+
+    def _shown_kind(self):
+        """Returns the beginning of the columns that stand for the model in progress and report."""
+        return "eval" if self.request.run["evaluate_test"] else "validation"
 
     def _late(self, started):
         limit = self.request.run["max_minutes"]
