@@ -79,7 +79,17 @@ def read_item(path: pathlib.Path) -> Item:
     Raises:
       ReproduceError: If it is not valid TOML or not an item; the text names the file and the field.
     """
-    content = _content(path)
+    item = _parsed(path)
+    setups = {name: _with_points_of(path, setup) for name, setup in item.setups.items()}
+    return dataclasses.replace(item, setups=setups)
+
+
+def _parsed(path: pathlib.Path) -> Item:
+    """Reads an item's file and no other item, so `points_of` is not looked up."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:  # TOMLDecodeError, UnicodeDecodeError.
+        raise ReproduceError(f"{path} cannot be read: {e}") from e
     setups = content.pop("setups", None)
     if not isinstance(setups, dict) or not setups:
         raise ReproduceError(f"{path}: a table [setups.NAME] is missing.")
@@ -92,13 +102,6 @@ def read_item(path: pathlib.Path) -> Item:
             raise ReproduceError(f"{path}: setups.{name} must be a table.")
         read[name] = _setup(path, name, {**content, **fields})
     return Item(path.parent.name, path.stem, title, read)
-
-
-def _content(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:  # TOMLDecodeError, UnicodeDecodeError.
-        raise ReproduceError(f"{path} cannot be read: {e}") from e
 
 
 def all_items(paper: str | None = None) -> list[Item]:
@@ -130,28 +133,27 @@ def _file_and_flags(home: pathlib.Path, text: str) -> list[str]:
     return [text] if (home / text).is_file() else shlex.split(text) or [""]
 
 
-def _with_points_of(where: str, path: pathlib.Path, fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns fields in which the item that `points_of` names has been checked.
+def _with_points_of(path: pathlib.Path, setup: Setup) -> Setup:
+    """Returns a set-up with points of the item that its `points_of` names, if it names one.
 
     The first point of that item stands for the best one until its runs are done.
     """
-    source = path.with_name(f"{fields['points_of']}.toml")
-    for key in ("grid", "sample", "widen", "search"):
-        if key in fields:
-            raise ReproduceError(f"{where}: {key} cannot be combined with points_of.")
+    if not setup.points_of:
+        return setup
+    where = f"{_where(path, setup.name)}: points_of"
+    source = path.with_name(f"{setup.points_of}.toml")
     if not source.is_file():
-        raise ReproduceError(f"{where}: points_of: there is no item {source}.")
-    of_source = _content(source)
-    if any("points_of" in fields for fields in (of_source, *of_source.get("setups", {}).values())):
-        raise ReproduceError(f"{where}: points_of: {source.stem} has points_of itself.")
-    grid = {}
-    for setup in read_item(source).setups.values():
-        for row in setup.rows:
-            grid.setdefault(row, {k: [value] for k, value in setup.points(row)[0].items()})
-    for row in fields.get("rows", {}):
+        raise ReproduceError(f"{where}: there is no item {source}.")
+    grid: dict[str, dict[str, list[Any]]] = {}
+    for other in _parsed(source).setups.values():
+        if other.points_of:
+            raise ReproduceError(f"{where}: {source.stem} has points_of itself.")
+        for row in other.rows:
+            grid.setdefault(row, {k: [value] for k, value in other.points(row)[0].items()})
+    for row in setup.rows:
         if row not in grid:
-            raise ReproduceError(f"{where}: points_of: {source.stem} has no row {row}.")
-    return {**fields, "grid": {row: grid[row] for row in fields.get("rows", {})}}
+            raise ReproduceError(f"{where}: {source.stem} has no row {row}.")
+    return dataclasses.replace(setup, grid={row: grid[row] for row in setup.rows})
 
 
 def _checked(where, home, fields):  # noqa: C901
@@ -206,6 +208,9 @@ def _checked(where, home, fields):  # noqa: C901
         refuse("widen cannot be combined with search.")
     if "sample" in fields and "widen" in fields:
         refuse("widen cannot be combined with sample.")
+    for key in ("grid", "sample", "widen", "search") if fields.get("points_of") else ():
+        if key in fields:
+            refuse(f"{key} cannot be combined with points_of.")
     for seed in fields.get("selection", {}).get("seeds", ()) if rows else ():
         if seed not in fields["seeds"]:
             refuse(f"selection.seeds: {seed} is not among the set-up's seeds.")
@@ -228,16 +233,19 @@ def _check_full_rows(where, rows, fields):
             raise ReproduceError(f"{where}: widen.flags: no grid has numbers of {flag}.")
 
 
+def _where(path: pathlib.Path, name: str) -> str:
+    """Returns the place of a set-up as errors name it."""
+    home = path.parent
+    return f"{path if home.parent != PAPERS else f'{home.name}/{path.name}'}, {name}"
+
+
 def _setup(path: pathlib.Path, name: str, fields: dict[str, Any]) -> Setup:
     home, paper, item = path.parent, path.parent.name, path.stem
-    is_own = home.parent != PAPERS
-    where = f"{path if is_own else f'{paper}/{path.name}'}, {name}"
+    is_own, where = home.parent != PAPERS, _where(path, name)
     fields = dict(fields)
     if is_own and fields.get("grid") and isinstance(fields.get("selection", {}), dict):
         fields["selection"] = OWN_SELECTION | fields.get("selection", {})
     _checked(where, home, fields)
-    if fields.get("points_of"):
-        fields = _with_points_of(where, path, fields)
     sweep = fields.pop("sweep", {})
     rows = {}
     for row, text in fields.pop("rows", {}).items():

@@ -143,6 +143,13 @@ def test_what_is_wrong_is_one_line(home, capsys, old, new, says):
     assert line.startswith(f"error: {home}/sweep_final.toml") and says in line
 
 
+def test_a_source_that_is_wrong_is_one_line(home, capsys):
+    (home / "sweep.toml").write_text('title = "t"\nsetups = { one = 1 }\n')
+    assert reproduce.main([f"--items={home}", "--item=sweep_final", "--dry_run"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: {home}/sweep.toml: setups.one must be a table."
+
+
 @pytest.mark.long
 def test_one_command_tunes_and_then_runs_on_other_seeds(home, tmp_path, capsys):
     (home / "sweep.toml").write_text(SWEEP.split("[setups.two]")[0])
