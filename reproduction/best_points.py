@@ -5,12 +5,13 @@ may evaluate test data.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from reproduction import item_files, planned_runs, results, search
 from reproduction.planned_runs import PlannedRun
-from reproduction.setups import ReproduceError, Setup, format_value
+from reproduction.setups import ReproduceError, Setup, point_in_words
 from simulation.records import outputs
 from tff_suite.hparams import Settings
 
@@ -22,11 +23,13 @@ class Best(NamedTuple):
       point: The point.
       runs: Its runs, one per seed of `selection`; empty if the row diverged at every point.
       loss: Mean of their values by `selection`; infinite without runs.
+      tried: The runs of all points, each folder once.
     """
 
     point: Settings
     runs: Sequence[PlannedRun]
     loss: float
+    tried: Sequence[PlannedRun]
 
 
 class _UnfinishedError(Exception):
@@ -42,12 +45,14 @@ def best(setup: Setup, row: str, root: str) -> Best | None:
       root: Folder of all results.
     """
     seeds = setup.selection.get("seeds", setup.seeds)
+    tried: dict[pathlib.Path, PlannedRun] = {}
 
     def plan(points, rounds=None):
         return planned_runs.planned_runs(setup, points, points, seeds, root=root, max_rounds=rounds)
 
     def look_at(runs):
         for run in runs:
+            tried.setdefault(run.folder, run)
             diverged = (run.folder / outputs.DIVERGED).exists()
             if not diverged and run.read().last_round < run.rounds:
                 raise _UnfinishedError
@@ -62,9 +67,9 @@ def best(setup: Setup, row: str, root: str) -> Best | None:
         return None
     runs = plan({row: [point]}, setup.rounds)
     if any(not run.read().summary for run in runs):
-        return Best(point, (), float("inf"))
+        return Best(point, (), float("inf"), list(tried.values()))
     losses = [results.selection_value(run, setup.selection) for run in runs]
-    return Best(point, runs, sum(losses) / len(losses))
+    return Best(point, runs, sum(losses) / len(losses), list(tried.values()))
 
 
 def settled(
@@ -101,8 +106,8 @@ def settled(
         if not one.runs:
             say(f"{row} is left out: it diverged at every point of {setup.points_of}.")
             continue
-        point = ", ".join(f"{flag}={format_value(value)}" for flag, value in one.point.items())
-        told.append(f"{row}: {point or 'no settings'}, the best point of {setup.points_of}.")
+        point = point_in_words(one.point) or "no settings"
+        told.append(f"{row}: {point}, the best point of {setup.points_of}.")
     rows = [row for row, one in found.items() if one.runs]
     grid = {row: {flag: [value] for flag, value in found[row].point.items()} for row in rows}
     kept = {row: setup.rows[row] for row in rows}

@@ -8,7 +8,7 @@ league/RULES.md defines studies, targets and the aggregation.
 
 import pathlib
 
-from reproduction import items, league_page, league_studies
+from reproduction import items, league_page, league_studies, results
 from reproduction.items import ReproduceError
 from tff_suite import command_line, parser, tables
 
@@ -32,14 +32,15 @@ def main(arguments: list[str]) -> int:
             f"{options.root} has no completed study; run reproduce.py --items={folder} first."
         )
     finals = league_studies.finals_of(folder, options.root)
-    league_studies.write_csv(folder / "studies.csv", records)
-    league_studies.write_csv(folder / "runs.csv", league_studies.runs_of(folder, options.root))
+    results.write_csv(folder / "studies.csv", records)
+    results.write_csv(folder / "runs.csv", league_studies.runs_of(studies))
     # Accuracy and recall have columns of their own, so each workload has a file.
     for workload in dict.fromkeys(record["workload"] for record in finals):
         some = [record for record in finals if record["workload"] == workload]
-        league_studies.write_csv(folder / f"{workload}_final.csv", some)
+        results.write_csv(folder / f"{workload}_final.csv", some)
     summary = league_page.summary(records, studies, finals)
-    league_studies.write_csv(folder / "summary.csv", summary)
+    if summary:
+        results.write_csv(folder / "summary.csv", summary)
     league_page.write(folder, records, summary, finals)
     with tables.printed(options.json) as results_:
         results_.say(f"{len(records)} studies in {folder / 'studies.csv'}\n")

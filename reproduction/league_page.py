@@ -34,12 +34,10 @@ def summary(
       studies: Its studies.
       finals: From `league_studies.finals_of`.
     """
-    costs = {
-        measure: league_studies.costs_of(records, measure) for measure in league_studies.MEASURES
-    }
-    areas = {measure: league_studies.area(*found) for measure, found in costs.items() if found[0]}
-    if not areas:
+    costs = {m: league_studies.costs_of(records, m) for m in league_studies.MEASURES}
+    if not all(found for found, _ in costs.values()):
         return []
+    areas = {measure: league_studies.area(*found) for measure, found in costs.items()}
     of_final, problems = scaled_finals(finals), league_studies.complete(records)
     studies = [of for of in studies if (of.workload, of.study) in problems]
     found = []
@@ -98,11 +96,9 @@ def better(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
       record: The method's record of `summary`.
       baseline: The baseline's record.
     """
-    if record["improvement_low"] == "":
-        return False
-    return (
-        record["improvement_low"] > 0.5 and record["area_rounds_low"] > baseline["area_rounds_high"]
-    )
+    low = record["improvement_low"]
+    is_ahead = record["area_rounds_low"] > baseline["area_rounds_high"]
+    return low != "" and low > 0.5 and is_ahead
 
 
 def write(
@@ -149,7 +145,7 @@ def _draw(path: pathlib.Path, records: Sequence[Mapping[str, Any]], ranked: Sequ
                     color=seen[method].colour,
                     linestyle=seen[method].dashes,
                     linewidth=figures.width(place, len(drawn)),
-                    label=registry.get(method).display_name or method,
+                    label=_name(method),
                 )
         panel.set(xscale="log", xlabel=f"{measure}, ratio to the best method", ylim=(-0.02, 1.02))
         figures.ticks_at(panel.xaxis, [1, 1.5, 2, 3, 4])
@@ -201,10 +197,7 @@ def _page(
             "is 1. Intervals are at 95 %, by a bootstrap over studies or seeds; with three studies "
             "they are coarse.",
             "",
-            "| method | area: rounds | area: gradients | area: vectors | improvement | final | "
-            "gradients a step | vectors a round |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
-            *map(_row, ranked),
+            *_table(ranked),
             "",
         )
     others = [record for record in methods if record not in ranked]
@@ -212,10 +205,7 @@ def _page(
         yield from (
             "Outside the ranking:",
             "",
-            "| method | area: rounds | area: gradients | area: vectors | improvement | final | "
-            "gradients a step | vectors a round |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
-            *map(_row, others),
+            *_table(others),
             "",
         )
     for track, title in (("tuned", "Test data"), ("untuned", "Without tuning")):
@@ -274,25 +264,27 @@ def _advice(
 
 
 def _name(method: str) -> str:
-    return registry.get(method).display_name or method
+    return registry.get(method).display_name
 
 
-def _row(record: Mapping[str, Any]) -> str:
-    parts = [
-        _cell(record, f"area_{measure}")
-        for measure in league_studies.MEASURES
-        if f"area_{measure}" in record
-    ]
-    parts += [_cell(record, "improvement"), _cell(record, "final")]
-    parts += [str(record["gradients_per_step"]), str(record["vectors"])]
-    return f"| {_name(record['method'])} | {' | '.join(parts)} |"
+def _table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields the table of methods, from `summary`."""
+    areas = [f"area_{measure}" for measure in league_studies.MEASURES]
+    heads = [f"area: {measure}" for measure in league_studies.MEASURES]
+    heads = ["method", *heads, "improvement", "final", "gradients a step", "vectors a round"]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{' --- |' * len(heads)}"
+    for record in records:
+        cells = [_cell(record, name) for name in (*areas, "improvement", "final")]
+        cells += [str(record["gradients_per_step"]), str(record["vectors"])]
+        yield f"| {_name(record['method'])} | {' | '.join(cells)} |"
 
 
 def _cell(record: Mapping[str, Any], name: str) -> str:
     if record[name] == "":
         return ""
     low, high = record[f"{name}_low"], record[f"{name}_high"]
-    if low == high:  # One study has no interval.
+    if low == high:  # As with one study, or equal studies.
         return f"{record[name]:.2f}"
     return f"{record[name]:.2f} ({low:.2f} to {high:.2f})"
 

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reproduction import best_points, items, results, search, statistics
+from reproduction import best_points, items, results, statistics
 from reproduction.items import PlannedRun, ReproduceError, Setup
 from reproduction.statistics import Interval
 from simulation.records import outputs
 from tff_algos import registry
-from tff_suite import writing
 from tff_suite.hparams import Settings
 
 BASELINE = "fedavg"
@@ -35,6 +34,7 @@ class Study(NamedTuple):
       method: The method.
       run: The run of the best point; `None` if all points diverged.
       loss: Its validation loss by the selection rule; infinite without a run.
+      tried: All runs of the search.
     """
 
     workload: str
@@ -42,6 +42,7 @@ class Study(NamedTuple):
     method: str
     run: PlannedRun | None
     loss: float
+    tried: Sequence[PlannedRun] = ()
 
 
 class Reached(NamedTuple):
@@ -72,7 +73,8 @@ def study(setup: Setup, method: str, root: str) -> Study | None:
     found = best_points.best(setup, method, root)
     if found is None:
         return None
-    return Study(setup.item, setup.name, method, next(iter(found.runs), None), found.loss)
+    run = next(iter(found.runs), None)
+    return Study(setup.item, setup.name, method, run, found.loss, found.tried)
 
 
 def smoothed(run: PlannedRun, metric: str) -> tuple[np.ndarray, np.ndarray]:
@@ -352,48 +354,18 @@ def finals_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
     return found
 
 
-def runs_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
-    """Returns a record for every run of every study, whether it went on or not.
-
-    Args:
-      folder: The league's folder.
-      root: Folder of all results.
-    """
-    found = []
-    for setup in _studies(folder):
-        for method in setup.rows:
-            seen = set()
-            for rounds in (setup.rounds, *_rungs(setup)):
-                points = {method: setup.points(method)}
-                for run in items.planned_runs(
-                    setup, [method], points, setup.seeds, root=root, max_rounds=rounds
-                ):
-                    if run.folder in seen or not (run.folder / "metrics.csv").exists():
-                        continue
-                    seen.add(run.folder)
-                    at, losses = run.read().values("validation/loss")
-                    found.append(
-                        {
-                            "workload": setup.item,
-                            "study": setup.name,
-                            "method": method,
-                            "point": _words(run.point),
-                            "rounds": run.read().last_round,
-                            "diverged": (run.folder / outputs.DIVERGED).exists(),
-                            "validation_loss": losses[-1] if len(at) else "",
-                        }
-                    )
-    return found
-
-
-def _rungs(setup):
-    first = setup.search.get("rounds")
-    points = setup.sample["points"]
-    return search.rungs(points, setup.rounds, setup.search["factor"], first)
-
-
-def write_csv(path: pathlib.Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Writes records of the same keys; nothing without records."""
-    if records:
-        rows = [list(records[0]), *(list(record.values()) for record in records)]
-        writing.write_atomically(path, writing.csv_text(rows).encode())
+def runs_of(studies: Sequence[Study]) -> list[dict[str, Any]]:
+    """Returns a record for every run of studies, whether it went on or not."""
+    return [
+        {
+            "workload": of.workload,
+            "study": of.study,
+            "method": of.method,
+            "point": _words(run.point),
+            "rounds": run.read().last_round,
+            "diverged": (run.folder / outputs.DIVERGED).exists(),
+            "validation_loss": next(reversed(run.read().values("validation/loss")[1]), ""),
+        }
+        for of in studies
+        for run in of.tried
+    ]

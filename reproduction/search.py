@@ -25,7 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from reproduction import results
-from reproduction.items import PlannedRun, ReproduceError, Setup, format_value, planned_runs
+from reproduction.items import PlannedRun, ReproduceError, Setup, planned_runs
+from reproduction.setups import point_in_words
 from tff_suite.hparams import Settings
 
 Point = Settings
@@ -53,7 +54,7 @@ class Found:
     def describe(self, row: str) -> str:
         """Describes the result in a sentence."""
         steps = ", ".join(f"{points} to round {rounds}" for rounds, points in self.rungs)
-        chosen = ", ".join(f"{flag}={format_value(v)}" for flag, v in self.point.items())
+        chosen = point_in_words(self.point)
         ended = " The budget ended the search." if self.stopped else ""
         return (
             f"{row}: {chosen}, found by successive halving ({steps}): {self.examples:,.0f} "

@@ -411,6 +411,11 @@ def words(row: str, settings: Settings) -> list[str]:
     ]
 
 
+def point_in_words(point: Settings) -> str:
+    """Returns a grid's point as a text such as `server_learning_rate=0.1, tau=0.001`."""
+    return ", ".join(f"{flag}={format_value(value)}" for flag, value in point.items())
+
+
 def format_value(value: Value) -> str:
     """Returns a setting's value as shown in tables and in names of folders."""
     return f"{value:g}" if isinstance(value, float) else str(value)

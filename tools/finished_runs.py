@@ -85,8 +85,8 @@ def pack(root: pathlib.Path, folder: str, papers: pathlib.Path) -> pathlib.Path:
 def unpack(root: pathlib.Path, papers: pathlib.Path) -> list[pathlib.Path]:
     """Restores the runs of all archives; returns the folders of those that did not exist."""
     brought = []
-    homes = (papers.glob("*/unfinished"), papers.parent.glob(f"{LEAGUE}/unfinished"))
-    for path in sorted(path for some in homes for home in some for path in home.glob("*.tar.xz")):
+    of_league = papers.parent.glob(f"{LEAGUE}/unfinished/*.tar.xz")
+    for path in sorted([*papers.glob("*/unfinished/*.tar.xz"), *of_league]):
         with tarfile.open(path) as archive:
             members = archive.getmembers()
             for run in dict.fromkeys(pathlib.PurePath(member.name).parent for member in members):
