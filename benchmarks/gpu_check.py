@@ -25,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 from tff_suite import command_line, compat, parser
@@ -45,11 +44,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-import tasks
 import tff_algos
-from benchmarks import common, side, workloads
-from simulation import runtimes
+from benchmarks import harness, side, workloads
+from simulation import in_python, runtimes
 from simulation.engine.batched_ops import NotVectorizable
+from simulation.records import outputs
 
 # Task → clients per round, minibatch size, FLUTE's seconds per round.
 _TASKS = {
@@ -237,32 +236,40 @@ class _Utilisation(threading.Thread):
 
 
 def _measure(name: str, data_dir: str | None, rounds: int) -> str:
-    """Returns a task's line of the report."""
+    """Returns a task's line of the report, of `rounds` rounds after the first two."""
     clients, batch_size, published = _TASKS[name]
-    task = tasks.load(name, data_dir=data_dir, seed=1, use_synthetic_data=data_dir is None)
-    workload = common.Workload(name, clients, batch_size, 0.03)
-    process = common.build(task, workload.learning_rate)
-    runtime = runtimes.choose(process)[0]
-    seconds = []
-    with runtimes.installed(runtime):
-        bound = runtimes.bind(process)
-        state = bound.initialize()
-        cohorts = map(bound.prepare, common.cohorts(task, workload, rounds + 2))
-        for _ in range(2):
-            state = bound.next(state, next(cohorts)).state
-        watch = _Utilisation()
-        watch.start()
-        examples = 0
-        for cohort in cohorts:
-            started = time.perf_counter()
-            output = bound.next(state, cohort)
-            state = output.state
-            examples += float(output.metrics["num_examples"])
-            seconds.append(time.perf_counter() - started)
-        busy, memory = watch.end()
+    watch, last = _Utilisation(), 2 + rounds
+
+    def follow(done):
+        if done.number == 2:
+            watch.start()
+        elif done.number == last:
+            watch.busy, watch.memory = watch.end()
+
+    with tempfile.TemporaryDirectory() as folder:
+        result = in_python.run(
+            task=name,
+            algorithm="fedavg",
+            callbacks=[follow],
+            progress=False,
+            data_dir=data_dir,
+            use_synthetic_data=data_dir is None,
+            clients_per_round=clients,
+            client_batch_size=batch_size,
+            client_learning_rate=0.03,
+            # The last round ends with an evaluation, so one more than is measured.
+            total_rounds=last + 1,
+            rounds_per_eval=last + 1,
+            rounds_per_checkpoint=last + 1,
+            root_output_dir=folder,
+        )
+        runtime = outputs.read_json(os.path.join(result.folder, "hparams.json"))["flags"]["runtime"]
+    measured = result.rounds[result.rounds["round_num"].between(3, last)]
     return (
-        f"| {name} | {runtime} | {clients} | {examples / rounds:.0f} | "
-        f"{statistics.median(seconds):.3f} | {published} | {busy:.0f} | {memory:.0f} |"
+        f"| {name} | {runtime} | {clients} | "
+        f"{measured['train/num_examples'].mean():.0f} | "
+        f"{measured['time/round_seconds'].median():.3f} | {published} | {watch.busy:.0f} | "
+        f"{watch.memory:.0f} |"
     )
 
 
@@ -288,7 +295,7 @@ def main(arguments: list[str]) -> int:
     lines = [
         "# On a GPU",
         "",
-        f"{common.machine()}; {runtimes.device_description()}; TensorFlow {tf.__version__} "
+        f"{harness.machine()}; {runtimes.device_description()}; TensorFlow {tf.__version__} "
         f"({compat.stack()} stack).",
         "",
     ]

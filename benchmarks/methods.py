@@ -10,33 +10,32 @@ relative to FedAvg's. Settings are the methods' defaults, with a learning rate w
 required.
 """
 
-import os
 import time
 
-from tff_suite import command_line, parser, tables
-
-PARSER = parser.Parser(__doc__)
-PARSER.flag("workloads", "w4,w6", "Workloads, separated by commas.")
-PARSER.flag("methods", help="Methods, separated by commas. Unset: all but staged ones.")
-PARSER.flag("turns", 5, "Turns of each side.", minimum=1)
-PARSER.flag("data_dir", help="Folder of real data.", path=True)
-PARSER.flag("csv", help="File to write the records to.", path=True)
-tables.add_flag(PARSER)
-
-if __name__ == "__main__":
-    command_line.begin(PARSER)
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import numpy as np
-import tensorflow as tf
 
 import tff_algos
-from benchmarks import common, workloads
+from benchmarks import harness
 from simulation import runtimes
-from simulation.records.client_states import ClientStates
-from tasks.models import losses
 from tff_suite.hparams import HparamError
+
+BENCHMARK = harness.Benchmark(
+    __doc__,
+    {
+        "workload": "workload",
+        "method": "method",
+        "runtime": "runtime",
+        "seconds": "s per round",
+        "of_fedavg": "time, of fedavg",
+        "processor_of_fedavg": "processor time, of fedavg",
+        "work_of_fedavg": "work, of fedavg",
+        "note": "note",
+    },
+)
+BENCHMARK.flag("workloads", "w4,w6", "Workloads, separated by commas.")
+BENCHMARK.flag("methods", help="Methods, separated by commas. Unset: all but staged ones.")
+BENCHMARK.flag("turns", 5, "Turns of each side.", minimum=1)
+BENCHMARK.flag("data_dir", help="Folder of real data.", path=True)
 
 _BASE = "fedavg"
 
@@ -61,6 +60,7 @@ class _Counts:
 
 def _counted(model: "tff_algos.Model", counts: _Counts) -> "tff_algos.Model":
     """Returns a model that also counts its examples, on the `tff` runtime."""
+    import tensorflow as tf
 
     @tf.custom_gradient
     def noticed(weight, examples):
@@ -97,6 +97,8 @@ class _Rounds:
     """A method's rounds on a workload."""
 
     def __init__(self, name, workload, model, runtime=None):
+        from simulation.records.client_states import ClientStates
+
         process = tff_algos.build(name, model, num_clients=len(workload.clients), **_settings(name))
         self.runtime = runtime or runtimes.choose(process)[0]
         plan = process.plan(0, 1)
@@ -146,6 +148,9 @@ def _work(name, workload, model) -> float:
 
 def measure(workload_name: str, names: list[str], turns: int, data_dir: str | None):
     """Yields a record for each method; if it cannot be built, the record holds the reason."""
+    from benchmarks import workloads
+    from tasks.models import losses
+
     workload = workloads.WORKLOADS[workload_name](data_dir)
     model = tff_algos.from_keras(
         workload.keras_model(),
@@ -177,25 +182,14 @@ def measure(workload_name: str, names: list[str], turns: int, data_dir: str | No
         }
 
 
-@command_line.reported
-def main(arguments: list[str]) -> int:
-    """Runs the benchmark, prints a Markdown table, writes a CSV."""
-    options = PARSER.parse(arguments)
+def records(options):
+    """Yields the record of each method on each workload."""
     methods = [n for n in tff_algos.names() if not tff_algos.get(n).staged]
     methods = options.methods.split(",") if options.methods else methods
     runtimes.configure_threads()
-    heads = {
-        **{"workload": "workload", "method": "method", "runtime": "runtime"},
-        **{"seconds": "s per round", "of_fedavg": "of fedavg"},
-        **{"processor_of_fedavg": "processor", "work_of_fedavg": "work", "note": "note"},
-    }
-    with common.report(options, heads) as table:
-        for workload in options.workloads.split(","):
-            for record in measure(workload, methods, options.turns, options.data_dir):
-                table.add(record)
-    return 0
+    for workload in options.workloads.split(","):
+        yield from measure(workload, methods, options.turns, options.data_dir)
 
 
 if __name__ == "__main__":
-    command_line.stops_raise()
-    command_line.run(main)
+    BENCHMARK.run(records)

@@ -15,25 +15,19 @@ import statistics
 import tempfile
 import time
 
-from tff_suite import command_line, parser, tables
+from benchmarks import harness
 
-PARSER = parser.Parser(__doc__)
-PARSER.flag("workloads", "w7,w8,w9,w10", "Workloads, separated by commas.")
-PARSER.flag("csv", help="File to write the records to.", path=True)
-tables.add_flag(PARSER)
-
-if __name__ == "__main__":
-    command_line.begin(PARSER)
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import tensorflow as tf
-import tensorflow_federated as tff
-from tensorflow.tsl.profiler.protobuf import xplane_pb2  # What the profiler writes.
-
-from benchmarks import common, side, workloads
-from simulation import runtimes
-from tff_algos import client
+BENCHMARK = harness.Benchmark(
+    __doc__,
+    {
+        "workload": "workload",
+        "seconds": "a client's processor s",
+        "operations": "operations",
+        "number": "number",
+        "share": "share",
+    },
+)
+BENCHMARK.flag("workloads", "w7,w8,w9,w10", "Workloads, separated by commas.")
 
 _RUNS = 5
 # Part of an operation's type → its kind; other kinds have TensorFlow's name.
@@ -55,6 +49,13 @@ def kind(operation: str) -> str:
 
 def shares(name: str) -> list[dict]:
     """Returns the records of a workload, the largest share first."""
+    import tensorflow as tf
+    import tensorflow_federated as tff
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # What the profiler writes.
+
+    from benchmarks import side, workloads
+    from tff_algos import client
+
     workload = workloads.WORKLOADS[name](None)
     data = side.batched_cohort(workload._replace(clients=workload.clients[:1]), 0)[0]
     data = tf.nest.map_structure(tf.convert_to_tensor, data)
@@ -115,19 +116,17 @@ def _times(space) -> tuple[collections.Counter, collections.Counter]:
     return times, counts
 
 
-@command_line.reported
-def main(arguments: list[str]) -> int:
-    """Runs the benchmark, prints a Markdown table, writes a CSV."""
-    options = PARSER.parse(arguments)
+def records(options):
+    """Yields the records of each workload."""
+    import tensorflow as tf
+
+    from simulation import runtimes
+
     runtimes.configure_threads()
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    with common.report(options) as table:
-        for name in options.workloads.split(","):
-            for record in shares(name):
-                table.add(record)
-    return 0
+    for name in options.workloads.split(","):
+        yield from shares(name)
 
 
 if __name__ == "__main__":
-    command_line.stops_raise()
-    command_line.run(main)
+    BENCHMARK.run(records)

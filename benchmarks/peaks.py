@@ -1,6 +1,6 @@
 """Peak memory of runs, compared with the lower bound for their largest round (`least_memory`).
 
-    python -m benchmarks.peaks --cases=tff-fedavg-100
+    python -m benchmarks.peaks --cases=per_client-fedavg-20-t2
 
 Each case is a run of three rounds in its own process, with a runtime, a method and a number of
 clients. The model is dense with one hidden layer (784-6000-10, 4.8 million parameters) and 40
@@ -13,32 +13,36 @@ affects these numbers, but it is random which clients of a round overlap.
 import contextlib
 import functools
 import gc
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tff_suite import command_line, parser, tables
-
-PARSER = parser.Parser(__doc__)
-PARSER.flag("cases", help="Cases, separated by commas. Unset: all.")
-PARSER.flag("csv", help="File to write the records to.", path=True)
-tables.add_flag(PARSER)
-PARSER.flag("one")
-
-if __name__ == "__main__":
-    command_line.begin(PARSER)
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import psutil
 
-from benchmarks import common
+from benchmarks import harness
+from tff_suite import parser
+from tff_suite.hparams import HparamError
+
+BENCHMARK = harness.Benchmark(
+    __doc__,
+    {
+        "what": "model",
+        "runtime": "runtime",
+        "method": "method",
+        "clients": "clients",
+        "chunk": "in chunks of",
+        "threads": "cores",
+        "model_mib": "M, MiB",
+        "before_mib": "before, MiB",
+        "grown_mib": "grown by, MiB",
+        "least_mib": "least, MiB",
+        "of_least": "of the least",
+    },
+)
+BENCHMARK.flag("cases", help="Cases, separated by commas. Unset: all.")
 
 _ROUNDS, _EXAMPLES, _BATCH = 3, 40, 20
 
@@ -215,19 +219,9 @@ def measure(case: Case) -> dict:
     return {**found, "model": memory.nbytes(result.weights)}
 
 
-def in_a_process_of_its_own(case: Case) -> dict:
-    """Measures a case, see `measure`."""
-    command = [sys.executable, "-m", "benchmarks.peaks", f"--one={json.dumps(case)}"]
-    # A file, not a pipe: TFF's worker may hold a pipe open longer than the run lasts.
-    with tempfile.TemporaryFile("w+") as output:
-        subprocess.run(command, check=True, stdout=output)
-        output.seek(0)
-        return json.loads(output.read().splitlines()[-1])
-
-
 def record_of(case: Case) -> dict:
     """Returns the record of a case."""
-    found = in_a_process_of_its_own(case)
+    found = harness.alone(measure, case)
     grown = found["peak"] - found["before"]
     return {
         "what": case.workload or "dense",
@@ -242,21 +236,14 @@ def record_of(case: Case) -> dict:
     }
 
 
-@command_line.reported
-def main(arguments: list[str]) -> int:
-    """Runs the benchmark and prints a Markdown table."""
-    options = PARSER.parse(arguments)
-    if options.one:
-        print(json.dumps(measure(Case(*json.loads(options.one)))))
-        return 0
-    chosen = options.cases.split(",") if options.cases else [case.name for case in CASES]
-    with common.report(options) as table:
-        for case in CASES:
-            if case.name in chosen:
-                table.add(record_of(case))
-    return 0
+def records(options):
+    """Yields the record of each case."""
+    known = {case.name: case for case in CASES}
+    for name in options.cases.split(",") if options.cases else known:
+        if name not in known:
+            raise HparamError(parser.said_of_unknown("case", name, known))
+        yield record_of(known[name])
 
 
 if __name__ == "__main__":
-    command_line.stops_raise()
-    command_line.run(main)
+    BENCHMARK.run(records)

@@ -19,8 +19,7 @@ PARSER.flag("output", help="Page to write. Unset: docs/performance.md.", path=Tr
 if __name__ == "__main__":
     command_line.begin(PARSER)
 
-from benchmarks import common
-from benchmarks.speed import PEERS
+from benchmarks import harness, memory, methods, operations, peaks, speed
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _TITLES = {
@@ -36,48 +35,7 @@ _TITLES = {
     "w10": "W10: MLP 784-200-200-10, 1,000 clients of 5 to 40 examples, B = 10",
 }
 
-
-# Benchmark → columns of its table.
-_COLUMNS = {
-    "memory": {
-        "workload": "workload",
-        "runtime": "runtime",
-        "from_round": "from round",
-        "to_round": "to round",
-        "first_mib": "MiB",
-        "last_mib": "MiB",
-        "growth": "growth",
-    },
-    "peaks": {
-        "what": "model",
-        "runtime": "runtime",
-        "method": "method",
-        "clients": "clients",
-        "chunk": "in chunks of",
-        "threads": "cores",
-        "model_mib": "M, MiB",
-        "before_mib": "before, MiB",
-        "grown_mib": "grown by, MiB",
-        "least_mib": "least, MiB",
-        "of_least": "of the least",
-    },
-    "operations": {
-        "workload": "workload",
-        "seconds": "a client's processor s",
-        "operations": "operations",
-        "number": "number",
-        "share": "share",
-    },
-    "methods": {
-        "workload": "workload",
-        "method": "method",
-        "runtime": "runtime",
-        "seconds": "s per round",
-        "of_fedavg": "time, of fedavg",
-        "processor_of_fedavg": "processor time, of fedavg",
-        "work_of_fedavg": "work, of fedavg",
-    },
-}
+_TABLES = {"memory": memory, "peaks": peaks, "operations": operations, "methods": methods}
 
 
 def _read(results: str, benchmark: str) -> list[dict]:
@@ -106,19 +64,12 @@ def _table(records: list[dict], columns: dict[str, str]) -> list[str]:
 
 
 def _speed(records: list[dict]) -> str:
-    columns = {
-        "side": "side",
-        "seconds": "s per round",
-        "range": "by start",
-        "of_base": "of TFF's worker",
-        "processor_of_base": "processor time, of the worker's",
-        "of_floor": "of the floor",
-        "start_up_seconds": "start-up to first round, s",
-        "memory_mib": "memory, MiB",
-    }
+    columns = speed.BENCHMARK.titles(base="TFF's worker")
+    for name in ("workload", "processor_seconds", "note"):
+        del columns[name]  # Titles have the first, and lines of what failed the last.
     lines = [_measured(records)]
     measured = {r["side"] for r in records if r.get("seconds")}
-    if absent := [peer for peer in PEERS if peer not in measured]:
+    if absent := [peer for peer in speed.PEERS if peer not in measured]:
         lines += ["", f"Not measured yet: {', '.join(absent)}."]
     for name, title in _TITLES.items():
         own = [r for r in records if r["workload"] == name]
@@ -128,6 +79,7 @@ def _speed(records: list[dict]) -> str:
 
 
 def _section(records: list[dict], columns: dict[str, str]) -> str:
+    columns = {name: title for name, title in columns.items() if name != "note"}
     return "\n".join([_measured(records), *(["", *_table(records, columns)] if records else [])])
 
 
@@ -139,11 +91,14 @@ def main(arguments: list[str]) -> int:
     output = options.output or os.path.join(_HERE, os.pardir, "docs", "performance.md")
     with open(os.path.join(_HERE, "performance_template.md")) as f:
         template = f.read()
-    sections = {name: _section(_read(results, name), columns) for name, columns in _COLUMNS.items()}
+    sections = {
+        name: _section(_read(results, name), module.BENCHMARK.titles())
+        for name, module in _TABLES.items()
+    }
     text = template.format(speed=_speed(_read(results, "speed")), **sections)
     with open(output, "w") as f:
         f.write(text)
-    print(f"{os.path.normpath(output)} on {common.machine()}")
+    print(f"{os.path.normpath(output)} on {harness.machine()}")
     return 0
 
 

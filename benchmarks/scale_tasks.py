@@ -7,7 +7,7 @@ import numpy as np
 import tasks
 from tff_suite.hparams import Hparam
 
-_WORKLOADS = ("w1", "w4", "w6", "w10", "stateful")
+_WORKLOADS = ("w1", "w4", "w6")
 
 tasks.register(
     tasks.TaskSpec(
@@ -66,5 +66,4 @@ def load(*, data_dir, seed, use_synthetic_data, workload, clients):
     """Makes the task."""
     from benchmarks import workloads
 
-    name = "w1" if workload == "stateful" else workload
-    return task_of("scale", workloads.WORKLOADS[name](data_dir), clients)
+    return task_of("scale", workloads.WORKLOADS[workload](data_dir), clients)

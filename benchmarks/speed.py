@@ -36,42 +36,38 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from tff_suite import command_line, parser, tables
-
-PARSER = parser.Parser(__doc__)
-PARSER.flag("workloads", help="Workloads, separated by commas. Unset: all.")
-PARSER.flag("sides", help="Sides, separated by commas. Unset: all.")
-PARSER.flag("turns", 5, "Turns after each start.", minimum=1)
-PARSER.flag("starts", 3, "Times that each side is started.", minimum=1)
-PARSER.flag("base", "tff_worker", "The side that ratios are to.")
-PARSER.flag("data_dir", help="Folder of real data.", path=True)
-PARSER.flag("csv", help="File to write the records to.", path=True)
-tables.add_flag(PARSER)
-
-if __name__ == "__main__":
-    command_line.begin(PARSER)
-
 import psutil
 
-from benchmarks import common
+from benchmarks import harness
 from benchmarks.peers import protocol
-from benchmarks.side import SIDES
+
+BENCHMARK = harness.Benchmark(
+    __doc__,
+    {
+        "workload": "workload",
+        "side": "side",
+        "seconds": "s per round",
+        "range": "by start",
+        "of_base": "of {base}",
+        "processor_seconds": "processor s",
+        "processor_of_base": "processor time, of {base}",
+        "of_floor": "of the floor",
+        "start_up_seconds": "start-up to first round, s",
+        "memory_mib": "memory, MiB",
+        "note": "note",
+    },
+)
+BENCHMARK.flag("workloads", help="Workloads, separated by commas. Unset: all.")
+BENCHMARK.flag("sides", help="Sides, separated by commas. Unset: all.")
+BENCHMARK.flag("turns", 5, "Turns after each start.", minimum=1)
+BENCHMARK.flag("starts", 3, "Times that each side is started.", minimum=1)
+BENCHMARK.flag("base", "tff_worker", "The side that ratios are to.")
+BENCHMARK.flag("data_dir", help="Folder of real data.", path=True)
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 PEERS = ("fedjax", "pfl", "flower")
 _GRACE_SECONDS = 10  # Before processes that a side has left behind are killed.
 _PEER_VENVS = os.path.join(os.path.dirname(_HERE), ".venv-peers")
-# Field of a record → its title.
-_COLUMNS = {
-    "seconds": "s a round",
-    "range": "by start",
-    "of_base": "of {base}",
-    "processor_seconds": "processor s",
-    "processor_of_base": "of {base}",
-    "of_floor": "of the floor",
-    "start_up_seconds": "start-up s",
-    "memory_mib": "memory MiB",
-}
 _WORKLOADS = ("w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8", "w9", "w10")
 
 
@@ -266,25 +262,16 @@ def measure(
     return records
 
 
-@command_line.reported
-def main(arguments: list[str]) -> int:
-    """Runs the benchmark, prints a Markdown table, writes a CSV."""
-    options = PARSER.parse(arguments)
+def records(options):
+    """Yields the record of each side on each workload."""
+    from benchmarks.side import SIDES
+
     data_dir = options.data_dir and os.path.abspath(options.data_dir)
-    base = "TFF's worker" if options.base == "tff_worker" else options.base
-    titles = {name: title.format(base=base) for name, title in _COLUMNS.items()}
-    heads = {"workload": "workload", "side": "side", **titles, "note": "note"}
-    with common.report(options, heads) as table:
-        turns = f"medians of {options.starts} starts, {options.turns} turns each"
-        table.say(f"{common.machine()}; {turns}\n")
-        for workload in options.workloads.split(",") if options.workloads else list(_WORKLOADS):
-            sides = options.sides.split(",") if options.sides else [*SIDES, *PEERS]
-            work = workload, sides, options.turns, options.starts, data_dir, options.base
-            for record in measure(*work):
-                table.add(record)
-    return 0
+    for workload in options.workloads.split(",") if options.workloads else list(_WORKLOADS):
+        sides = options.sides.split(",") if options.sides else [*SIDES, *PEERS]
+        work = workload, sides, options.turns, options.starts, data_dir, options.base
+        yield from measure(*work)
 
 
 if __name__ == "__main__":
-    command_line.stops_raise()
-    command_line.run(main)
+    BENCHMARK.run(records)

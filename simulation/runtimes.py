@@ -157,7 +157,7 @@ def in_engine(settings: Mapping[str, Any]) -> bool:
 def choose(process: Any, first_clients: Callable[[], Any] | None = None) -> tuple[str, str]:
     """Returns the runtime that `auto` chooses, and the reason.
 
-    The rule is based on measurements by `benchmarks/auto.py`. It chooses `vectorized` if every
+    The rule is based on measurements (docs/performance.md). It chooses `vectorized` if every
     operation of the method's round can be vectorised over clients. On a CPU the model must also
     have no convolution and at most `MAX_VECTORIZED_PARAMETERS` parameters. Otherwise it chooses
     `per_client`. A method in stages runs in `per_client`, and a method whose aggregator cannot be

@@ -64,3 +64,22 @@ def test_cards_that_tensorflow_is_reported_to_fail_on_are_named(capability, told
     lines = gpu_check.too_new([types.SimpleNamespace(name="GPU:0")])
     assert len(lines) == told
     assert all("A card" in line and "CUDA_ERROR_INVALID_PTX" in line for line in lines)
+
+
+class _Idle:
+    """A GPU's utilisation where there is no GPU."""
+
+    def start(self):
+        self.started = True
+
+    def end(self):
+        assert self.started
+        return 50.0, 300.0
+
+
+def test_a_task_is_measured_by_a_run_of_the_suite(monkeypatch):
+    monkeypatch.setattr(gpu_check, "_Utilisation", _Idle)
+    monkeypatch.setitem(gpu_check._TASKS, "synthetic", (3, 10, 0.5))
+    line = gpu_check._measure("synthetic", None, 2).strip("| ").split(" | ")
+    assert line[:3] == ["synthetic", "vectorized", "3"] and line[5:] == ["0.5", "50", "300"]
+    assert float(line[3]) > 3 and float(line[4]) > 0

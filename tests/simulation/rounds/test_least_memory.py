@@ -8,7 +8,7 @@ import pytest
 
 import tasks
 import tff_algos
-from benchmarks import peaks
+from benchmarks import harness, peaks
 from reproduction import items
 from simulation import assembly, experiment_flags, in_python, runtimes, task_models
 from simulation.engine.program import Program
@@ -153,7 +153,7 @@ def test_a_round_takes_no_less(runtime, name, chunk):
     if chunk and (runtime, name) in (("native", name), ("vectorized", "scaffold")):
         pytest.skip("not in chunks, or long")
     clients = 12 if runtime == "native" else 24
-    found = peaks.in_a_process_of_its_own(peaks.Case(runtime, name, clients, chunk, hidden=3000))
+    found = harness.alone(peaks.measure, peaks.Case(runtime, name, clients, chunk, hidden=3000))
     grown = found["peak"] - found["before"]
     assert found["least"] >= found["model"]
     assert found["least"] <= grown <= 40 * found["least"]
