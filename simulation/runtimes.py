@@ -24,7 +24,7 @@ import contextlib
 import ctypes
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from simulation.errors import RunError
@@ -117,7 +117,10 @@ class Bound:
         # A new round index in each call: rounds must not share data held for their chunks.
         cohort = Cohort(next(self._rounds), (), len(clients), work=clients)
         output = self._process.next(state, cohort, client_states)
-        return output._replace(client_states=list(output.client_states))
+        states = output.client_states
+        if not isinstance(states, Sequence):
+            states = list(states)  # They can be read only once.
+        return output._replace(client_states=states)
 
 
 def bind(process: Any, clients_per_chunk: int | None = None) -> Bound:

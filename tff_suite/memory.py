@@ -72,14 +72,15 @@ def nbytes(structure: Any) -> int:
     """Returns the bytes of all arrays in a structure of mappings, lists and tuples.
 
     An array is anything with a shape and a dtype: of NumPy, a tensor, a `tf.TensorSpec`, or an
-    array that is only made on access. Everything else (`None`, a Python number) has size 0.
+    array that is only made on access. Other sequences say their size themselves. Everything else
+    (`None`, a Python number) has size 0.
     """
     if isinstance(structure, Mapping):
         return sum(map(nbytes, structure.values()))
     if isinstance(structure, list | tuple):
         return sum(map(nbytes, structure))
     if not hasattr(structure, "shape"):
-        return 0
+        return getattr(structure, "nbytes", 0)
     return size_of(structure.shape, structure.dtype)
 
 

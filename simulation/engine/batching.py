@@ -10,7 +10,7 @@ clients' sizes alone, so a resumed run gives the same results.
 Nothing falls back to a loop over clients: `NotVectorizable` names an operation that would need one.
 """
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from simulation.engine import batched_ops
 from simulation.engine.batched_ops import NotVectorizable as NotVectorizable
 from tasks.layers import vectorizable
 from tff_algos import client
-from tff_algos import process as process_lib
 from tff_algos.client_data import Batch, ClientData, Gathered, arrays
 from tff_algos.model import Model
 from tff_suite import memory
@@ -217,30 +216,47 @@ def _stack(clients: list[ClientData]) -> ClientData:
     return tf.nest.map_structure(eager_tensors.adopt, ClientData(**padded, **rest))
 
 
-def stack_states(client_states: Sequence[Any], cohort: Stack) -> tuple:
-    """Returns the states of the cohort's clients as structures of tensors, one for each block.
+class StackedLeaves(Sequence):
+    """What several clients keep, stacked: entry k is the list of client k's leaves.
 
-    Raises:
-      ValueError: If the number of states is not that of the clients.
+    Attributes:
+      leaves: The arrays `[clients, ...]`, which must not be changed.
     """
-    if len(client_states) != len(cohort.places):
-        # A single state would be broadcast to all clients.
-        raise ValueError(
-            f"A cohort of {len(cohort.places)} clients needs as many states, found "
-            f"{len(client_states)}."
-        )
-    if isinstance(client_states, process_lib.StackedStates):
-        stacked = client_states.stacked
-    else:
-        stacked = tf.nest.map_structure(lambda *values: np.stack(values), *client_states)
+
+    def __init__(self, leaves: Iterable[np.ndarray]):
+        """Initialises from the arrays, at least one."""
+        self.leaves = list(leaves)
+
+    def __len__(self) -> int:
+        return len(self.leaves[0])
+
+    def __getitem__(self, k: Any) -> Any:
+        return [leaf[k] for leaf in self.leaves]
+
+    @property
+    def nbytes(self) -> int:
+        """Their size."""
+        return memory.nbytes(self.leaves)
+
+
+def stack_states(states: Sequence[Sequence[np.ndarray]], cohort: Stack) -> list[tf.Tensor]:
+    """Returns the stacked leaves of clients' states, of one block after the other.
+
+    Args:
+      states: The leaves of each client's state, best `StackedLeaves`.
+      cohort: The clients.
+    """
+    if not isinstance(states, StackedLeaves):
+        states = StackedLeaves([np.stack(values) for values in zip(*states, strict=True)])
     if len(cohort.blocks) == 1:
-        return (tf.nest.map_structure(eager_tensors.adopt, stacked),)
+        return list(map(eager_tensors.adopt, states.leaves))
     in_blocks = np.argsort(cohort.places.numpy())
     ends = np.cumsum([len(block.index) for block in cohort.blocks])
-    return tuple(
-        tf.nest.map_structure(lambda values: eager_tensors.adopt(values[members]), stacked)  # noqa: B023
+    return [
+        eager_tensors.adopt(leaf[members])
         for members in np.split(in_blocks, ends[:-1])
-    )
+        for leaf in states.leaves
+    ]
 
 
 def field_of(value: Any, key: str | int) -> Any:

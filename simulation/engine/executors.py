@@ -35,12 +35,13 @@ class Part(NamedTuple):
     Attributes:
       partials: Its aggregates.
       kept: Values that later phases need; only the same executor can use them.
-      states: The leaves of each client's new state; `None` if the phase does not compute it.
+      states: The leaves of each client's new state, as a list or `batching.StackedLeaves`; `None`
+        if the phase does not compute it.
     """
 
     partials: Partials
     kept: Any
-    states: list[list[np.ndarray]] | None
+    states: Sequence[list[np.ndarray]] | None
 
 
 class Executor(Protocol):
@@ -72,7 +73,8 @@ class Executor(Protocol):
           phase: The phase, from 0.
           prepared: The chunk's data, from `prepare`.
           received: Number of a broadcast → its leaves, arrays or tensors.
-          states: The leaves of each client's state, if the phase reads them.
+          states: The leaves of each client's state, if the phase reads them: a list, or
+            `batching.StackedLeaves`.
           kept: `Part.kept` of the chunk's previous phase; `None` in the first.
         """
 
@@ -281,9 +283,7 @@ class Stacked:
         if of_phase.reads_data:
             given += tf.nest.flatten(prepared.blocks)
         if of_phase.reads_states:
-            spec = self._program.specs[CLIENT_STATES]
-            packed = [tf.nest.pack_sequence_as(spec, leaves) for leaves in states]
-            given += tf.nest.flatten(batching.stack_states(packed, prepared))
+            given += batching.stack_states(states, prepared)
         for symbol in of_phase.used:
             given += kept[key_of(symbol)]
         given = list(map(eager_tensors.as_tensor, given))
@@ -300,8 +300,7 @@ class Stacked:
             partials[primitive.number] = leaves
         after = None
         if of_phase.gives_states:
-            leaves = list(map(np.asarray, tf.nest.flatten(outputs["states"])))
-            after = [[leaf[k] for leaf in leaves] for k in range(len(prepared.places))]
+            after = batching.StackedLeaves(map(np.asarray, tf.nest.flatten(outputs["states"])))
         carried = dict(kept or {})
         for symbol, values in zip(self._new(of_phase), outputs["kept"], strict=True):
             carried[key_of(symbol)] = tf.nest.flatten(values)

@@ -4,19 +4,21 @@ import os
 import pickle
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from simulation.device import state as state_lib
+from simulation.engine import batching
 from simulation.engine.pool import InProcess, Pool, scheduler
 from simulation.engine.program import Program
 from simulation.engine.scheduler import Chunk, CohortInChunks, Totals, cut
 from simulation.protocol import Cohort, RoundOutput
 from simulation.tff import context as tff_context
 from tff_algos import client_data
+from tff_algos.process import StackedStates
 from tff_suite import memory
 
 # Cached, since tracing a large model takes seconds.
@@ -92,6 +94,8 @@ class EngineProcess:
                     f"{len(client_states)}."
                 )
             given = client_states[chunk.start : chunk.stop]
+            if isinstance(given, StackedStates):
+                return batching.StackedLeaves(tf.nest.flatten(given.stacked))
             return [[np.asarray(a) for a in tf.nest.flatten(own)] for own in given]
 
         return carry_out(self._program, self._pool, state, shared, states_of, self._states_bytes)
@@ -139,7 +143,7 @@ def carry_out(
             after.add(states)
         server.take(totals.whole())
     gives_states = program.client_states is not None
-    return RoundOutput(*server.outcome(), after if gives_states else (), pool.moved())
+    return RoundOutput(*server.outcome(), after.whole() if gives_states else (), pool.moved())
 
 
 class EngineContext(tff_context.InProcessContext):
@@ -192,6 +196,13 @@ class _States:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115
             self._places[chunk] = self._file.seek(0, 2)
             pickle.dump(of_clients, self._file, protocol=5)
+
+    def whole(self) -> Iterable[Any]:
+        """Returns each client's state; stacked, if they are and form a single chunk in memory."""
+        held = self._held.get(self._chunks[0])
+        if len(self._chunks) > 1 or not isinstance(held, batching.StackedLeaves):
+            return self
+        return StackedStates(tf.nest.pack_sequence_as(self._program.states_spec, held.leaves))
 
     def __iter__(self):
         spec = self._program.states_spec

@@ -227,3 +227,30 @@ def test_who_takes_a_chunk_over_replays_what_was_done_for_it(name, index, runtim
     program = program_of(name, index)
     one = run_in_chunks(name, index, runtime, 1, cohorts)
     assert_same_bits(run_in_chunks(name, index, runtime, 1, cohorts, disturb=Forgetful), one)
+
+
+@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized"])
+def test_states_may_be_given_stacked_or_one_by_one(runtime, size):
+    """A stacked round gives stacked ones back, which no one takes apart on their way to a store."""
+    process, program = built("scaffold", 0), program_of("scaffold", 0)
+    (data,) = toy.client_rounds(PROBLEM, toy.COHORTS[:1], process.plan)
+    first = process_lib.initial_client_state(process.method)
+    rng = np.random.default_rng(0)
+    states = [
+        tf.nest.map_structure(lambda a: rng.normal(size=a.shape).astype(a.dtype), first)
+        for _ in data
+    ]
+    stacked = process_lib.StackedStates(tf.nest.map_structure(lambda *a: np.stack(a), *states))
+    work = scheduler.Scheduler(
+        program, executor_of("scaffold", 0, runtime, 2), lambda r, chunk, given: given, 1
+    )
+    chunked = engine.EngineProcess(process, program, InProcess({"": work}), size)
+    found = []
+    for given in (states, stacked):
+        cohort = Cohort(len(found), (), len(data), work=data)
+        output = chunked.next(chunked.initialize(), cohort, given)
+        is_stacked = isinstance(output.client_states, process_lib.StackedStates)
+        assert is_stacked == (runtime == "vectorized" and size is None)
+        found.append(leaves([output.state, list(output.client_states)]))
+    np.testing.assert_equal(*found)
