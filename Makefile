@@ -31,11 +31,12 @@ LOCK := .lock
 RUN := $(BIN)/python reproduce.py --paper=adafedadam --item=table5 --setup=synthetic --rows=fedavg,fedadam
 # Wheels only, so that nothing is compiled; jax 0.4.13 and promise, which are pure Python, have none.
 FORMATS := --only-binary :all: --no-binary jax --no-binary promise
-# Tests start hundreds of processes, each of which would compile the suite for itself.
-QUICK := -n 2 --dist=loadgroup --no-loadscope-reorder -m "not long"
+PARALLEL := -n 2 --dist=loadgroup --no-loadscope-reorder
+IN_CI := $(PARALLEL) -m "not long"
 # What TensorFlow's version can change: methods, runtimes, records and every task.
 TOUCHING_TENSORFLOW := tests/tff_algos tests/simulation/engine tests/simulation/tff tests/simulation/device tests/simulation/records tests/tff_suite/test_compat.py \
 	tests/test_every_task.py
+# Tests start hundreds of processes, each of which would compile the suite for itself.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # TFF and TensorFlow Privacy name no CPython after 3.11, but are pure Python and run there.
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-input --no-deps --require-hashes \
@@ -65,7 +66,7 @@ FOUND_PYTHON = $(or $(shell $(FIND_PYTHON)),$(error $(strip $(NO_PYTHON))))
 INSTALLED = $(shell cmp -s $(LOCKED)requirements.txt $(STAMP) && echo yes)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-stacks test-long reliability lint lock site release clean
+.PHONY: help venv venv-gpu venv-tracking venv-peers run run-full test test-ci test-stacks test-long reliability lint lock site release clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -85,11 +86,14 @@ run-full: venv  ## the same for all of its rounds
 	$(RUN)
 
 test: venv  ## run the quick tests
-	$(PYTEST) $(QUICK) --ignore=tests/test_both_stacks.py tests
+	$(PYTEST) $(PARALLEL) -m "not long and not slow" --ignore=tests/test_both_stacks.py tests
+
+test-ci: venv  ## run the quick tests and the slow ones
+	$(PYTEST) $(IN_CI) --ignore=tests/test_both_stacks.py tests
 
 test-stacks: venv  ## run the tests that touch TensorFlow on the published stack, compare both, try CPython 3.13
 	$(MAKE) venv STACK=published VENV=.venv-published PYTHON=
-	PYTHONDONTWRITEBYTECODE= .venv-published/bin/python -m pytest $(QUICK) $(TOUCHING_TENSORFLOW)
+	PYTHONDONTWRITEBYTECODE= .venv-published/bin/python -m pytest $(IN_CI) $(TOUCHING_TENSORFLOW)
 	$(PYTEST) tests/test_both_stacks.py
 	@python="$$($(call FIND_PYTHON,3.13))"; if [ -z "$$python" ]; then \
 	  echo "No CPython 3.13 found; its tests are left out." >&2; \

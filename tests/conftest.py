@@ -47,7 +47,8 @@ import examples.clipped_fedavg  # noqa: F401
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "long: part of the full product, not of the quick tier")
+    config.addinivalue_line("markers", "slow: part of what CI runs, not of the quick tier")
+    config.addinivalue_line("markers", "long: part of the full product, not of what CI runs")
     config.addinivalue_line(
         "markers", "quick_cases(*patterns): the others of a test's cases are `long`; as in a shell"
     )

@@ -21,6 +21,8 @@ import uuid
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 REPO = pathlib.Path(__file__).resolve().parent.parent
 _MARK = "FEDOPT_TEST_ENDING"
 _SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]

@@ -20,6 +20,8 @@ from tests import metrics_page
 from tests.tasks.test_registry import LIKE_CIFAR100, OWN, RESNETS
 from tff_algos.client_data import Batch
 
+pytestmark = pytest.mark.slow
+
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 
 # Clothing1M generates 20 large pictures a client; a table's metrics are told by its target's type.

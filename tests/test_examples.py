@@ -19,6 +19,8 @@ from tests.oracles import fedopt
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
 
+pytestmark = pytest.mark.slow
+
 REPO = pathlib.Path(__file__).resolve().parent.parent
 
 

@@ -7,6 +7,8 @@ import pytest
 from reproduction import items, sweep
 from tools import finished_runs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def setup():

@@ -95,6 +95,7 @@ def test_final_runs_alone_see_test_data(workload):
         assert len({tuple(request[key] for key in shared) for request in requests}) == 1
 
 
+@pytest.mark.slow
 def test_an_own_method_joins_with_one_line(tmp_path):
     folder = tmp_path / "league"
     shutil.copytree(league.LEAGUE, folder)

@@ -13,6 +13,8 @@ from tests.tasks.test_registry import OWN
 from tests.tff_algos import cases
 from tools import methods_table
 
+pytestmark = pytest.mark.slow
+
 REPO = pathlib.Path(__file__).resolve().parent.parent
 README = (REPO / "README.md").read_text()
 DOCS = REPO / "docs"

@@ -704,6 +704,7 @@ def test_a_budget_of_time_is_for_all_runs_together(tmp_path, monkeypatch):
     assert given == [(11, 11), (21, 14)]
 
 
+@pytest.mark.slow
 def test_rows_are_run_and_a_table_comes_out(tmp_path):
     """The whole way, cut short by its time, as `make run` goes it."""
     done = reproduce_table5(tmp_path, "--rows=fedavg", "--budget=minutes=0.02")

@@ -732,6 +732,7 @@ def uninterrupted(tmp_path_factory):
     return root / "results" / "toy_fedavgm"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.quick_cases("some")
 @pytest.mark.parametrize("disturbances", [SOME_DISTURBANCES, ALL_DISTURBANCES], ids=["some", "all"])

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _PAGE = (_REPO / "docs" / "tutorial.md").read_text("utf-8")
 

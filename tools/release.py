@@ -2,9 +2,9 @@
 
     python tools/release.py 0.2.0
 
-The tree must be clean, and `make lint`, `make test` and `make site` must pass. It then writes the
-version into `pyproject.toml`, which everything else reads, and into `CITATION.cff`; it gives the
-changelog's section Unreleased the version and the date. It commits, tags the commit, and builds
+The tree must be clean, and `make lint`, `make test-ci` and `make site` must pass. It then writes
+the version into `pyproject.toml`, which everything else reads, and into `CITATION.cff`; it gives
+the changelog's section Unreleased the version and the date. It commits, tags the commit, and builds
 the source distribution and the wheel into `dist/`.
 """
 
@@ -23,7 +23,7 @@ from tff_suite import command_line, errors, parser
 PARSER = parser.Parser(__doc__)
 PARSER.positional("version", "the version, such as 0.2.0")
 
-CHECKS = (("make", "lint"), ("make", "test"), ("make", "site"))
+CHECKS = (("make", "lint"), ("make", "test-ci"), ("make", "site"))
 # The Makefile has it, too, so that a wrong version installs nothing.
 VERSION = r"(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}"
 _UNRELEASED = "## Unreleased\n"

@@ -97,7 +97,7 @@ def _hours(there_are):
     known = shards.durations(shards.RESULTS)
     files = collections.defaultdict(lambda: [0, 0.0])
     for test, long in there_are.items():
-        name = test.partition("::")[0] if long else "the quick tier"
+        name = test.partition("::")[0] if long else "what CI runs"
         files[name][0] += 1
         files[name][1] += shards.duration(test, long, known)
     total = sum(seconds for _, seconds in files.values())

@@ -118,6 +118,7 @@ def test_nothing_runs_until_the_searches_are_done(home, tmp_path, rounds):
         best_points.settled(of["final"], ["fedavg"], root, print)
 
 
+@pytest.mark.slow
 def test_until_then_a_dry_run_estimates(home, tmp_path, capsys):
     asked = [f"--items={home}", "--item=sweep_final", f"--root_output_dir={tmp_path}"]
     assert reproduce.main([*asked, "--dry_run"]) == 0

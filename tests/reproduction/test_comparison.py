@@ -23,6 +23,8 @@ from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.tff_algos import toy
 from tff_suite.hparams import HparamError
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "total_rounds": 2,
     "clients_per_round": 3,

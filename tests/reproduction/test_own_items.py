@@ -166,6 +166,7 @@ RUN = (
 )
 
 
+@pytest.mark.slow
 def test_a_search_may_leave_everything_to_its_defaults(tmp_path, capsys):
     (tmp_path / "a.flags").write_text(RUN)
     three = WHOLE.replace("[0.1, 0.2]", "[0.1, 0.2, 0.4]")

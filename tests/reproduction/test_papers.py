@@ -258,6 +258,7 @@ def _alike(path, recorded):
     return ours.shape == theirs.shape and np.mean(np.any(ours != theirs, axis=-1)) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.quick_cases(*FIRST.values())
 @pytest.mark.parametrize("setup", RECORDED)
 def test_recorded_figures_come_from_the_data_beside_them_and_can_be_seen(setup, tmp_path):

@@ -19,6 +19,8 @@ from simulation.errors import RunError
 from tests import canvas
 from tff_suite import figures
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def close_figures():

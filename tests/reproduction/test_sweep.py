@@ -288,6 +288,7 @@ sys.exit(codes != [2 if name == 'wrong' else 0 for name in names])
 """
 
 
+@pytest.mark.slow
 def test_what_a_process_ran_before_changes_no_result(tmp_path):
     def ran(root, *names):
         command = [sys.executable, "-c", _TASKS, str(root), *names]

@@ -18,6 +18,8 @@ from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.test_run_experiment import bytes_of
 from tff_suite.hparams import HparamError
 
+pytestmark = pytest.mark.slow
+
 TOY = {
     "task": "toy",
     "algorithm": "fedavg",

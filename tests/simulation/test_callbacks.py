@@ -13,6 +13,8 @@ from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.test_run_experiment import assert_same_run, bytes_of
 from tff_suite.hparams import HparamError
 
+pytestmark = pytest.mark.slow
+
 TOY = {
     "task": "toy",
     "algorithm": "fedavg",

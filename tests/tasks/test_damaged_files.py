@@ -32,6 +32,8 @@ from tests.tasks.published_forms import FORMS, Copy
 from tests.tasks.tffs_files import with_text_that_is_none
 from tff_suite.hparams import HparamError
 
+pytestmark = pytest.mark.slow
+
 _LOADS = {"whole": 0, "refused": 0}
 
 

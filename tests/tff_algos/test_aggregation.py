@@ -17,6 +17,8 @@ from tff_algos import aggregation, aggregators, registry
 from tff_suite import hparams
 from tff_suite.hparams import HparamError
 
+pytestmark = pytest.mark.slow
+
 RATES = {"client_learning_rate": 0.3, "server_learning_rate": 1.0}
 UNIFORM = {**RATES, "client_weighting": "uniform"}
 NOISELESS = {"aggregator": "dp", "aggregator_noise_multiplier": 0.0}

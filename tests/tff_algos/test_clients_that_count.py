@@ -16,6 +16,8 @@ from tests.tff_algos.test_methods import METHODS, assert_kept
 from tff_algos import registry
 from tff_algos.client import LocalTraining
 
+pytestmark = pytest.mark.slow
+
 COHORT = (1, 2)
 EMPTY = 5  # The client of `sparse` without examples.
 ALL_CASES = [

@@ -12,6 +12,8 @@ from tff_algos.client_data import Batch
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError
 
+pytestmark = pytest.mark.slow
+
 L = tf.keras.layers
 X = np.random.default_rng(0).normal(2.0, 3.0, (7, 4)).astype(np.float32)
 Y = np.array([0, 1, 2, 0, 1, 2, 1], np.int32)

@@ -27,6 +27,8 @@ from tests.tff_algos import shared, toy
 from tff_algos import client_data
 from tff_suite.hparams import HparamError
 
+pytestmark = pytest.mark.slow
+
 EVERYONE = [tuple(range(5))] * 3
 
 

@@ -88,7 +88,7 @@ def test_every_method_has_oracles_and_mutations(name):
 
 
 def test_fedavgs_cases_are_of_every_client_optimizer():
-    """In a runtime, the quick tier runs them in no other test."""
+    """In a runtime, CI runs them in no other test."""
     used = {c.settings.get("client_optimizer", "sgd") for c in cases.CASES["fedavg"]}
     assert used == set(registry.CLIENT_OPTIMIZERS)
 

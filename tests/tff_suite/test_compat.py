@@ -14,6 +14,8 @@ import pytest
 
 from tff_suite import compat
 
+pytestmark = pytest.mark.slow
+
 _REPO = pathlib.Path(__file__).resolve().parents[2]
 _CURRENT = compat.stack() == compat.CURRENT
 only_current = pytest.mark.skipif(not _CURRENT, reason="of the current stack")

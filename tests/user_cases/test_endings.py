@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 _REPO = pathlib.Path(__file__).resolve().parents[2]
 _TFF = "import tff_algos, tensorflow as tf, tensorflow_federated as tff\n"
 _BUILD = """

@@ -22,6 +22,8 @@ from tests.tasks.formats import test_prepared
 from tests.tasks.server import Server
 from tff_suite import figures, writing
 
+pytestmark = pytest.mark.slow
+
 _SECRET = b"not the suite's"
 _KINDS = {"link": os.symlink, "hard link": os.link}
 

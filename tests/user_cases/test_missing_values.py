@@ -15,6 +15,8 @@ from tasks.task import ArrayFederatedData, Examples, Task
 from tff_algos.client_data import Batch
 from tff_algos.keras_bridge import from_keras
 
+pytestmark = pytest.mark.slow
+
 M, L = tf.keras.metrics, tf.keras.layers
 NAN, INF = float("nan"), float("inf")
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -10,6 +10,8 @@ from tasks.task import ArrayFederatedData, Examples, Task
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError
 
+pytestmark = pytest.mark.slow
+
 L = tf.keras.layers
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

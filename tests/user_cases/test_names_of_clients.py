@@ -18,6 +18,8 @@ from simulation.records import client_states, metrics_csv, trackers
 from tasks.task import ArrayFederatedData, Task
 from tff_suite import figures
 
+pytestmark = pytest.mark.slow
+
 # What readers of tables take for missing, for numbers or for the end of a cell.
 NAMES = (
     *("NA", "N/A", "nan", "NaN", "null", "NULL", "None", "<NA>", "#N/A", "", " ", "-", "True"),

@@ -16,6 +16,8 @@ from tasks.task import ArrayFederatedData
 from tests.tff_algos import shared
 from tff_algos.keras_bridge import from_keras
 
+pytestmark = pytest.mark.slow
+
 L = tf.keras.layers
 # With minibatches of 4, the last ones have 3, 2 and 1 examples; one client has none.
 SIZES = (7, 2, 0, 5)

@@ -19,6 +19,8 @@ from tests.tff_algos import shared, toy
 from tff_algos import tff_names
 from tff_suite.hparams import HparamError
 
+pytestmark = pytest.mark.slow
+
 OPTIMIZERS = tff.learning.optimizers
 SCHEDULES = tf.keras.optimizers.schedules
 

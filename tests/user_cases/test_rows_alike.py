@@ -8,6 +8,8 @@ import reproduce
 from reproduction import items
 from reproduction.items import ReproduceError
 
+pytestmark = pytest.mark.slow
+
 _FLAGS = """--task=synthetic
 --algorithm=fedprox
 --fedprox_mu={mu}

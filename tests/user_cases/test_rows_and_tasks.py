@@ -17,6 +17,8 @@ import simulation
 from tasks import partitions
 from tasks.task import ArrayFederatedData, DataError, Examples, Task
 
+pytestmark = pytest.mark.slow
+
 REPO = pathlib.Path(__file__).resolve().parents[2]
 X, Y = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6, dtype=np.int32) % 2
 ROWS = [[0, 1], [2, 3, 4, 5]]

@@ -16,6 +16,8 @@ from simulation.errors import RunError
 from simulation.records import checkpoints, outputs
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 
+pytestmark = pytest.mark.slow
+
 _HEADER = "checkpoints/round_00000004.checkpoint"
 _FILES = ("hparams.json", "summary.json", "data_digests.json", _HEADER)
 WRONG = (None, True, -1, 1e300, "x", [[1]], {}, {"x": {"y": []}})

@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from tff_suite import imports
 
+pytestmark = pytest.mark.slow
+
 imports.import_tensorflow()
 
 import tasks
@@ -195,7 +197,7 @@ class Disturbed:
                 os.kill(self.pool.ready()[0].pid, signal.SIGKILL)
 
 
-# With several exchanges, it stands in the quick tier for the one above, too.
+# With several exchanges, it stands in CI for the one above, too.
 @pytest.mark.quick_cases("fedfa")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_worker_that_is_killed_in_a_round_leaves_no_trace(name, ray, actors):

@@ -24,6 +24,8 @@ from simulation.errors import ChangedError
 from tasks.task import ArrayFederatedData, Task
 from tests import copy_of_suite
 
+pytestmark = pytest.mark.slow
+
 REPO = pathlib.Path(__file__).resolve().parents[3]
 TASK = '''
 """A task of my own."""

@@ -11,6 +11,8 @@ from simulation import runtimes
 from tasks.task import ArrayFederatedData, Examples, Task
 from tests.tff_algos import shared
 
+pytestmark = pytest.mark.slow
+
 L = tf.keras.layers
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(24, 4)).astype(np.float32)

@@ -15,6 +15,8 @@ from tff_algos import tff_models
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError
 
+pytestmark = pytest.mark.slow
+
 L, K, M = tf.keras.layers, tf.keras.losses, tf.keras.metrics
 RNG = np.random.default_rng(2)
 X = RNG.normal(size=(30, 3)).astype(np.float32)

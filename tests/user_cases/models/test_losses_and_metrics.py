@@ -11,6 +11,8 @@ from tff_algos.client_data import Batch
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError
 
+pytestmark = pytest.mark.slow
+
 L, LOSSES, METRICS = tf.keras.layers, tf.keras.losses, tf.keras.metrics
 SIZE = 7
 RNG = np.random.default_rng(0)

@@ -18,6 +18,8 @@ from tff_algos.client import LocalTraining
 from tff_algos.client_data import Batch
 from tff_suite import hparams
 
+pytestmark = pytest.mark.slow
+
 RATE = 0.05
 ANY_LENGTH = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
 # The same models in every quick run. To shrink one takes longer than a test may.
