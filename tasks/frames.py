@@ -33,6 +33,8 @@ TARGET_TYPES = ("category", "number")
 MOST_CATEGORIES = 100
 # Whole numbers with at most this many values may have been meant as classes.
 _FEW = 20
+# A column is reported if float32 rounds it by more than this share of its standard deviation.
+_COARSE = 0.01
 _PADDING, _UNKNOWN = 0, 1
 _WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -304,6 +306,8 @@ class _Table:
             )
         if not len(frame):
             raise TaskError(f"{what} has no rows.")
+        # Numbers that pandas holds as objects, for instance after a merge.
+        self.frame = frame = frame.infer_objects()
         twice = frame.columns[frame.columns.duplicated()].tolist()
         if twice:
             raise TaskError(f"{what} has two columns named {twice[0]!r}; rename one.")
@@ -403,8 +407,9 @@ class _Target:
         if target_type == "number" and not is_number:
             raise TaskError(f"target {name!r} is {column.dtype}, not a number.")
         number = column.nunique()
-        if target_type is None and not has_loss and number <= _FEW:
-            if types.is_integer_dtype(column):
+        if target_type is None and not has_loss and is_number and number <= _FEW:
+            # After missing values pandas holds whole numbers as floats.
+            if (column % 1 == 0).all():
                 _warn(
                     f"target {name!r} has {number} different whole numbers and is learnt as a "
                     "number, by squared error; if they are classes, give target_type='category'."
@@ -464,6 +469,41 @@ def _codes(table: _Table, name: str, values: Sequence[Any]) -> np.ndarray:
     return np.array([place[v] for v in found], np.int32)
 
 
+def _require_text(column: Any) -> None:
+    """Refuses a feature that is neither a number nor text, and warns of text that is numbers."""
+    if not column.map(type).eq(str).all():
+        found = column.dtype if column.dtype != object else type(column.iloc[0]).__name__
+        raise TaskError(f"features: {column.name!r} is {found}; make it a number.")
+    try:
+        column.astype(float)
+    except ValueError:
+        return
+    _warn(
+        f"feature {column.name!r} is text, though every value reads as a number, and is one-hot "
+        "encoded; pd.to_numeric makes it a number."
+    )
+
+
+def _report_rounding(table: _Table, name: str) -> None:
+    """Warns of a column whose numbers differ by little more than float32 can tell apart."""
+    from pandas.api import types
+
+    column = table.frame[name]
+    if not types.is_any_real_numeric_dtype(column):
+        return
+    least = column.min()
+    # Whole numbers are exact here, also where float64 is not.
+    exact = (column - least).to_numpy(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = column.to_numpy(np.float32).astype(np.float64) - float(least)
+        error, deviation = np.abs(rounded - exact).max(), exact.std()
+    if np.isfinite(error) and error > _COARSE * deviation:
+        _warn(
+            f"{table.what}: float32 rounds column {name!r} by up to {error:.3g}, and its standard "
+            f"deviation is {deviation:.3g}; subtract its mean, or give standardize=True."
+        )
+
+
 class _Features:
     """Columns of numbers, and of categories that are one-hot encoded."""
 
@@ -478,8 +518,8 @@ class _Features:
             column = table.frame[name]
             if types.is_numeric_dtype(column) and not types.is_complex_dtype(column):
                 continue
-            if types.is_datetime64_any_dtype(column) or types.is_complex_dtype(column):
-                raise TaskError(f"features: {name!r} is {column.dtype}; make it a number.")
+            if not hasattr(column.dtype, "categories"):
+                _require_text(column)
             values = _categories(column)
             if len(values) > MOST_CATEGORIES:
                 raise TaskError(
@@ -501,7 +541,7 @@ class _Features:
 
     def take(self, table: _Table) -> np.ndarray:
         """Returns the inputs of a table's rows, float32."""
-        parts = []
+        parts: list[np.ndarray] = []
         for name in self._columns:
             table.require(name, "features")
             table.complete(name)
@@ -513,6 +553,8 @@ class _Features:
                     part = table.frame[name].to_numpy(np.float64)[:, None]
                 except (TypeError, ValueError) as e:
                     raise TaskError(f"{table.what}: column {name!r} is not a number: {e}") from e
+                if not self._standardize:
+                    _report_rounding(table, name)
             parts.append(part)
         x = np.concatenate(parts, axis=1)
         if self._scale is not None:

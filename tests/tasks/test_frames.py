@@ -1,5 +1,6 @@
 """Tasks made of tables and arrays: what becomes of rows and columns, and what is refused."""
 
+import decimal
 import json
 import pathlib
 import subprocess
@@ -139,10 +140,28 @@ def test_the_target_decides_the_loss(target, changes, wanted):
         assert y.dtype == np.float32 and y.shape[1:] == (1,) and "classes" not in task.encoding
 
 
-def test_whole_numbers_that_may_be_classes_are_said():
+@pytest.mark.parametrize("dtype", [int, float, object])
+def test_whole_numbers_that_may_be_classes_are_said(dtype):
+    df = frame().astype({"b": dtype})
     with pytest.warns(RuntimeWarning, match="'b' has 5 different whole .* target_type='category'"):
-        task = tasks.from_frame(frame(), user="who", target="b", features=["a"], model=dense(1, 1))
+        task = tasks.from_frame(df, user="who", target="b", features=["a"], model=dense(1, 1))
     assert task.primary_metric == "mse"
+
+
+def test_numbers_that_pandas_holds_as_objects_are_numbers():
+    objects = made(frame().astype({"a": object, "b": object})).train.examples(0).x
+    np.testing.assert_array_equal(objects, made().train.examples(0).x)
+
+
+@pytest.mark.parametrize("least", [2**60, 1e9])
+def test_numbers_that_float32_cannot_tell_apart_are_said(least):
+    df = frame(a=least + np.arange(24))
+    says = "float32 rounds column 'a' by up to .*, and its standard deviation is 6.92; subtract"
+    with pytest.warns(RuntimeWarning, match=says):
+        tasks.from_frame(df, user="who", target="kind", features=["a"], model=dense(3, 1))
+    if least == 1e9:
+        task = made(df, features=["a"], model=dense(3, 1), standardize=True)
+        assert len(np.unique(np.concatenate([e.x for e in map(task.train.examples, range(4))]))) > 9
 
 
 def test_losses_and_metrics_of_the_callers():
@@ -347,6 +366,16 @@ def with_value(column, value, row=3):
             {"features": ["when"]},
             "'when' is datetime64.*; make it a number",
         ),
+        (
+            frame(since=pd.to_timedelta(np.arange(24), "h")),
+            {"features": ["since"]},
+            "'since' is timedelta64.*; make it a number",
+        ),
+        (
+            frame(price=[decimal.Decimal("1.5")] * 24),
+            {"features": ["price"]},
+            "'price' is Decimal; make it a number",
+        ),
         (frame(big=1e300), {"features": ["big"]}, "features hold numbers beyond float32"),
         (frame()[["who", "kind"]], {}, "df has no column of numbers beside user and target"),
     ],
@@ -385,11 +414,13 @@ def test_arrays_that_cannot_be_right(x, y, users, says):
             "differ only in capitals or blanks are different users: 'Ann' and 'ann '",
         ),
         (frame(note=["x", "y"] * 12), "non-numeric columns are left out: note"),
+        (frame(b=["1", "2.5"] * 12), "feature 'b' is text, though every value reads as a number"),
     ],
 )
 def test_what_may_be_meant_otherwise_is_said_by_name(df, says):
+    named = {"features": ["a", "b"]} if "feature 'b'" in says else {}
     with pytest.warns(RuntimeWarning, match=says) as warned:
-        tasks.from_frame(df, user="who", target="kind", model=dense(3))
+        tasks.from_frame(df, user="who", target="kind", model=dense(3), **named)
     assert all(w.filename == __file__ for w in warned), "it names the caller's line"
 
 
