@@ -36,6 +36,8 @@ _FEW = 20
 # A column is reported if float32 rounds it by more than this share of its standard deviation.
 _COARSE = 0.01
 _PADDING, _UNKNOWN = 0, 1
+# Pillow's modes of images in grey, and of pixels that do not fit into a byte.
+_GREY, _DEEP = ("1", "L", "LA", "La"), ("I", "F")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -638,6 +640,7 @@ class _Images:
 
         table.require(self._name, "image")
         images: np.ndarray | None = None
+        transparent = []
         for row, path in enumerate(table.values(self._name)):
             place = f"{table.what}: column {self._name!r}, row {row}"
             if not isinstance(path, str | os.PathLike):
@@ -647,7 +650,16 @@ class _Images:
             path = os.path.join(self._folder, path)
             try:
                 with Image.open(path) as file:
-                    pixels = np.asarray(file.convert("L" if file.mode in ("1", "L") else "RGB"))
+                    if file.mode.startswith(_DEEP):
+                        raise TaskError(
+                            f"{place}: {path} has pixels of more than 8 bits (mode {file.mode}), "
+                            "which would be cut off at 255; scale them to 8 bits, or give arrays "
+                            "to from_arrays."
+                        )
+                    alpha = file.getchannel("A") if "A" in file.getbands() else None
+                    pixels = np.asarray(file.convert("L" if file.mode in _GREY else "RGB"))
+            except TaskError:
+                raise
             except (OSError, ValueError) as e:
                 raise TaskError(f"{place}: {path} cannot be read as an image: {e}") from e
             pixels = pixels.reshape(*pixels.shape[:2], -1)
@@ -664,6 +676,13 @@ class _Images:
                 )
                 images = np.empty((number, *pixels.shape), np.uint8)
             images[row] = pixels
+            if alpha is not None and np.asarray(alpha).min() < 255:
+                transparent.append(os.path.basename(path))
+        if transparent:
+            _warn(
+                f"{table.what}: {len(transparent)} images have transparent pixels, whose hidden "
+                f"colours are used: {_some(transparent)}."
+            )
         assert images is not None  # A table has rows.
         return images
 

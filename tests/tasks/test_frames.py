@@ -233,6 +233,26 @@ def test_images_are_read(tmp_path, mode, channels):
         made(df, image="file", image_dir=str(tmp_path))
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_pixels_beyond_eight_bits_are_not_cut_off(tmp_path, dtype):
+    pixels = np.arange(12, dtype=dtype).reshape(4, 3) * 1000
+    Image.fromarray(pixels).save(tmp_path / "deep.tiff")
+    with pytest.raises(ValueError, match=r"row 0: .*deep.tiff has pixels of more than 8 bits"):
+        made(frame(file="deep.tiff"), image="file", image_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("LA", 1), ("RGBA", 3)])
+def test_transparent_pixels_are_said(tmp_path, mode, channels):
+    image = Image.new(mode, (3, 4), (9,) * channels + (100,))
+    image.save(tmp_path / "seen.png")
+    df = frame(file="seen.png")
+    with pytest.warns(RuntimeWarning, match="24 images have transparent pixels, .* seen.png"):
+        task = tasks.from_frame(
+            df, user="who", target="kind", model=dense(3), image="file", image_dir=str(tmp_path)
+        )
+    assert task.train.examples(0).x.shape[-1] == channels
+
+
 def test_tests_of_another_table():
     other = frame(8)
     task = made(test_frame=other)
