@@ -222,7 +222,16 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
     import pandas as pd
 
     columns = {"y": y} if users is None else {"y": y, "users": users}
-    lengths = {name: len(values) for name, values in {"x": x, **columns}.items()}
+    given = {"x": x, **columns}
+    for name, values in given.items():
+        if np.ma.is_masked(values):
+            raise TaskError(f"{what}: {name} has masked values; drop or fill them.")
+        if hasattr(values, "toarray"):
+            raise TaskError(f"{what}: {name} is sparse; give {name}.toarray().")
+    indexes = [v.index for v in given.values() if isinstance(v, pd.Series | pd.DataFrame)]
+    if not all(index.equals(indexes[0]) for index in indexes):
+        _warn(f"{what} are matched by position, though their indexes differ.")
+    lengths = {name: len(values) for name, values in given.items()}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{number} in {name}" for name, number in lengths.items())
         raise TaskError(f"{what} differ in rows: {told}; give one row per example in each.")
@@ -232,7 +241,10 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
     # By place: pandas would go by the index of a column.
     frame = pd.DataFrame({name: pd.Series(values).array for name, values in columns.items()})
     table = _Table(frame, what, None if users is None else "users", "y", None)
-    table.x = x.to_numpy() if hasattr(x, "to_numpy") else np.asarray(x)
+    try:
+        table.x = x.to_numpy() if hasattr(x, "to_numpy") else np.asarray(x)
+    except ValueError as e:
+        raise TaskError(f"{what}: x is not an array: {e}") from e
     return table
 
 
@@ -403,6 +415,9 @@ class _Target:
         column = table.frame[name]
         self.name, self._has_loss = name, has_loss
         table.complete(name)
+        is_span = types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column)
+        if is_span or types.is_complex_dtype(column):
+            raise TaskError(f"target {name!r} is {column.dtype}; make it a number or text.")
         is_number = types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
         if target_type not in (None, *TARGET_TYPES):
             raise TaskError(f"target_type={target_type!r} must be category or number.")
@@ -486,23 +501,23 @@ def _require_text(column: Any) -> None:
     )
 
 
-def _report_rounding(table: _Table, name: str) -> None:
-    """Warns of a column whose numbers differ by little more than float32 can tell apart."""
-    from pandas.api import types
+def _report_rounding(what: str, values: Any) -> None:
+    """Warns of numbers that differ by little more than float32 can tell apart.
 
-    column = table.frame[name]
-    if not types.is_any_real_numeric_dtype(column):
-        return
-    least = column.min()
+    Args:
+      what: Their name.
+      values: A series or array of numbers.
+    """
+    least = values.min()
     # Whole numbers are exact here, also where float64 is not.
-    exact = (column - least).to_numpy(np.float64)
+    exact = np.asarray(values - least, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
-        rounded = column.to_numpy(np.float32).astype(np.float64) - float(least)
+        rounded = np.asarray(values, np.float32).astype(np.float64) - float(least)
         error, deviation = np.abs(rounded - exact).max(), exact.std()
     if np.isfinite(error) and error > _COARSE * deviation:
         _warn(
-            f"{table.what}: float32 rounds column {name!r} by up to {error:.3g}, and its standard "
-            f"deviation is {deviation:.3g}; subtract its mean, or give standardize=True."
+            f"{what}: float32 rounds it by up to {error:.3g}, and its standard deviation is "
+            f"{deviation:.3g}; subtract its mean, or standardize it."
         )
 
 
@@ -543,6 +558,8 @@ class _Features:
 
     def take(self, table: _Table) -> np.ndarray:
         """Returns the inputs of a table's rows, float32."""
+        from pandas.api import types
+
         parts: list[np.ndarray] = []
         for name in self._columns:
             table.require(name, "features")
@@ -555,8 +572,10 @@ class _Features:
                     part = table.frame[name].to_numpy(np.float64)[:, None]
                 except (TypeError, ValueError) as e:
                     raise TaskError(f"{table.what}: column {name!r} is not a number: {e}") from e
-                if not self._standardize:
-                    _report_rounding(table, name)
+                column = table.frame[name]
+                is_number = types.is_any_real_numeric_dtype(column)
+                if is_number and not self._standardize:
+                    _report_rounding(f"{table.what}: column {name!r}", column)
             parts.append(part)
         x = np.concatenate(parts, axis=1)
         if self._scale is not None:
@@ -720,6 +739,9 @@ class _Arrays:
                 f"{table.what}: x has {int(np.sum(~finite))} rows with missing or infinite values, "
                 f"the first is row {int(np.argmin(finite))}; drop or fill them."
             )
+        if x.ndim == 2 and x.dtype.kind in "iuf" and x.dtype.itemsize > 2:
+            for column in range(x.shape[1]):
+                _report_rounding(f"{table.what}: column {column} of x", x[:, column])
         return x
 
     def encoding(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import tensorflow as tf
 from PIL import Image
 
@@ -156,9 +157,11 @@ def test_numbers_that_pandas_holds_as_objects_are_numbers():
 @pytest.mark.parametrize("least", [2**60, 1e9])
 def test_numbers_that_float32_cannot_tell_apart_are_said(least):
     df = frame(a=least + np.arange(24))
-    says = "float32 rounds column 'a' by up to .*, and its standard deviation is 6.92; subtract"
+    says = "column .*: float32 rounds it by up to .*, and its standard deviation is 6.92; subtract"
     with pytest.warns(RuntimeWarning, match=says):
         tasks.from_frame(df, user="who", target="kind", features=["a"], model=dense(3, 1))
+    with pytest.warns(RuntimeWarning, match=says):
+        tasks.from_arrays(df[["a"]].to_numpy(), df.kind, df.who, model=dense(3, 1))
     if least == 1e9:
         task = made(df, features=["a"], model=dense(3, 1), standardize=True)
         assert len(np.unique(np.concatenate([e.x for e in map(task.train.examples, range(4))]))) > 9
@@ -414,11 +417,23 @@ def test_what_cannot_be_right_is_one_line(df, changes, says):
         (np.array([["x"], ["y"]]), list("ab"), list("pq"), "x must be numbers, found <U1"),
         (np.array([[0], [NAN]]), list("ab"), list("pq"), "x has 1 rows .* the first is row 1"),
         (np.zeros((2, 2)), np.eye(2), list("pq"), r"y must be flat, found shape \[2, 2\]"),
+        (np.ma.masked_less(np.eye(2), 1), list("ab"), list("pq"), "x has masked values; drop or"),
+        (scipy.sparse.csr_matrix(np.eye(2)), list("ab"), list("pq"), r"give x.toarray\(\)"),
+        ([[1, 2], [3]], list("ab"), list("pq"), "x is not an array: setting an array element"),
+        (np.eye(2), pd.date_range("2020", periods=2), list("pq"), "make it a number or text"),
     ],
 )
 def test_arrays_that_cannot_be_right(x, y, users, says):
     with pytest.raises(DataError, match=says):
         tasks.from_arrays(x, y, users, model=dense(2))
+
+
+def test_rows_of_other_indexes_are_said_to_go_by_position():
+    df = frame()
+    turned = df.kind.set_axis(df.index[::-1])
+    with pytest.warns(RuntimeWarning, match="are matched by position, though their indexes differ"):
+        task = tasks.from_arrays(df[["a"]], turned, df.who, model=dense(3, 1), test=None)
+    assert task.train.examples(0).y.tolist() == made(test=None).train.examples(0).y.tolist()
 
 
 @pytest.mark.parametrize(
