@@ -56,8 +56,15 @@ class Examples(_Examples):
         """Makes a pair of arrays or array-like objects; nothing is read or converted.
 
         Raises:
-          ValueError: If both have a length and the lengths differ.
+          ValueError: If both have a length and the lengths differ. Also if one is sparse or has
+            masked values.
         """
+        for name, values in (("x", x), ("y", y)):
+            if np.ma.is_masked(values):
+                # Else a masked value would be taken for what lies under its mask.
+                raise TaskError(f"Examples: {name} has masked values; drop or fill them.")
+            if hasattr(values, "toarray"):
+                raise TaskError(f"Examples: {name} is sparse; give {name}.toarray().")
         n, m = _length(x), _length(y)
         if n != m and n is not None and m is not None:
             raise TaskError(f"Examples: x has {n} rows but y has {m}; give one row per example.")

@@ -145,6 +145,8 @@ def batch_cohort(
     for (x, y), passes in zip(examples, epochs, strict=True):
         if len(x) != len(y):
             raise ValueError(f"x has {len(x)} examples but y has {len(y)}.")
+        if np.ma.is_masked(x) or np.ma.is_masked(y):
+            raise ValueError("x or y has masked values; drop or fill them.")
         layout = _layout(len(y), batch_size, passes, steps, first_step, full_batch)
         layouts.append(layout)
         rows_bytes += layout.mask.size * np.dtype(np.int64).itemsize

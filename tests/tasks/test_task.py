@@ -3,10 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 
 import tasks
 from tasks import prepare
-from tasks.task import ArrayFederatedData, DataError, Task
+from tasks.task import ArrayFederatedData, DataError, Examples, Task
 from tff_suite import figures
 
 X, Y = np.zeros((3, 2), np.float32), np.zeros(3, np.int32)
@@ -62,3 +63,15 @@ def test_a_tilde_is_the_home_that_the_shell_left_it_to_be(monkeypatch, tmp_path,
     assert f"--source={tmp_path}/raw does not exist" in capsys.readouterr().err
     figures.save(figures.panels()[0], "~/figure", [".png"])
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+
+
+@pytest.mark.parametrize("make", [Examples, lambda x, y: ArrayFederatedData(x, y, [[0, 1]])])
+def test_arrays_that_are_not_what_they_hold_are_refused(make):
+    x, y = np.eye(3), np.arange(3)
+    with pytest.raises(ValueError, match="Examples: x has masked values; drop or fill them"):
+        make(np.ma.masked_less(x, 1), y)
+    with pytest.raises(ValueError, match="Examples: y has masked values"):
+        make(x, np.ma.masked_equal(y, 2))
+    with pytest.raises(ValueError, match=r"Examples: x is sparse; give x.toarray\(\)"):
+        make(scipy.sparse.csr_matrix(x), y)
+    make(np.ma.masked_less(x, 0), y)  # Nothing is masked.

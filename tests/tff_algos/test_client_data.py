@@ -144,6 +144,9 @@ def test_full_batch_is_one_step():
 
 def test_refuses_nonsense():
     x, y = examples(5)
+    masked = np.ma.masked_array(x, np.arange(x.size).reshape(x.shape) == 3)
+    with pytest.raises(ValueError, match="x or y has masked values; drop or fill them"):
+        batch_client(masked, y, batch_size=2)
     with pytest.raises(ValueError, match="x has 4 examples but y has 5"):
         batch_client(x[:4], y, batch_size=2)
     with pytest.raises(ValueError, match="must be positive"):
