@@ -105,7 +105,7 @@ def from_keras(
         float32. If a scaled gradient overflows, the client is dropped and reported as dropped.
       examples: A few inputs and targets of the training data, `[n, ...]` each, as varied as
         possible. They are used, next to made-up ones, to test whether the examples of a batch
-        influence each other.
+        influence each other, and whether class numbers are whole.
 
     Returns:
       A `Model`.
@@ -113,7 +113,7 @@ def from_keras(
     Raises:
       ModelError: If the model cannot be a pure function of its trainable weights. Also if the value
         of an output, the loss or a metric for one example depends on the rest of the batch. Also if
-        the loss or a metric does not take targets of `y_spec`.
+        the loss or a metric does not take targets of `y_spec`, or class numbers are not whole.
     """
     if compat.is_keras_3(keras_model):
         raise ModelError(compat.KERAS_3)
@@ -130,6 +130,8 @@ def from_keras(
         raise ModelError("A metric must not be named 'loss': that is the training loss.")
     outputs_spec, mask_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
     y_spec = y_spec or _targets_of(given, outputs_spec)
+    if examples is not None and _takes_classes(given):
+        _refuse_fractions(examples[1])
     frozen = tuple(v.numpy() for v in keras_model.non_trainable_variables)
     apply = _functional(keras_model, layers, frozen)
     functions = {"loss": loss, **metrics}
@@ -425,14 +427,29 @@ def _by_shapes(names: Sequence[str]) -> Callable:
 
 def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
     """Returns the spec of a batch of the targets that a loss expects."""
-    function = getattr(loss, "fn", loss)
-    of_keras = _is_of_keras(function)
-    function = getattr(function, "func", function)
-    sparse = tf.keras.losses.sparse_categorical_crossentropy
-    if not of_keras or getattr(function, "__name__", "") == sparse.__name__:
+    of_keras = _is_of_keras(getattr(loss, "fn", loss))
+    if not of_keras or _takes_classes(loss):
         positions = outputs.shape[1:-1] if of_keras else []
         return tf.TensorSpec([None, *positions], tf.int32)
     return tf.TensorSpec([None, *outputs.shape[1:]], tf.float32)
+
+
+def _takes_classes(loss: Any) -> bool:
+    """Returns whether a loss is Keras's cross-entropy with class numbers as targets."""
+    function = getattr(loss, "fn", loss)
+    name = getattr(getattr(function, "func", function), "__name__", "")
+    return _is_of_keras(function) and name == "sparse_categorical_crossentropy"
+
+
+def _refuse_fractions(targets: np.ndarray) -> None:
+    """Refuses class numbers that are not whole, such as those of a scaled column."""
+    fractions = targets[targets % 1 != 0]
+    fractions = fractions[np.isfinite(fractions)]
+    if len(fractions):
+        raise ModelError(
+            f"The loss takes class numbers, but a target is {fractions[0]:g}, which Keras would "
+            "cut to a whole number: give whole numbers, or a loss for numbers."
+        )
 
 
 def _functional(

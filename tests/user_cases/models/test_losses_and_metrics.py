@@ -257,3 +257,27 @@ def test_a_mask_of_the_outputs_counts_in_every_loss_and_metric(own):
     each = (keras_model(tokens).numpy() - y) ** 2
     forward = weighted.forward(keras_model.get_weights(), batch, False, np.zeros(2, np.int32))
     np.testing.assert_allclose(forward.objective, each.mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_refused"),
+    [
+        ("sparse_categorical_crossentropy", True),
+        (LOSSES.SparseCategoricalCrossentropy(from_logits=True), True),
+        ("mse", False),
+        (lambda y, p: tf.abs(y - p[:, 0]), False),
+    ],
+    ids=["name", "object", "numbers", "own"],
+)
+def test_class_numbers_with_fractions_are_refused(loss, is_refused):
+    """Keras cuts them to whole numbers in silence, for instance those of a scaled column."""
+    keras_model = tf.keras.Sequential([L.Dense(1 if loss == "mse" else 3, input_shape=(2,))])
+    x, y = RNG.normal(size=(6, 2)).astype(np.float32), np.arange(6, dtype=np.float32) % 3
+    spec = tf.TensorSpec([None])
+    from_keras(keras_model, loss=loss, y_spec=spec, examples=(x, y))
+    y[3] = 0.5
+    if not is_refused:
+        from_keras(keras_model, loss=loss, y_spec=spec, examples=(x, y))
+        return
+    with pytest.raises(ModelError, match=r"takes class numbers, but a target is 0\.5"):
+        from_keras(keras_model, loss=loss, y_spec=spec, examples=(x, y))
