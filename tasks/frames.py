@@ -454,9 +454,14 @@ class _Target:
         if self._whole:
             return column.to_numpy(np.int32)
         try:
-            values = column.to_numpy(np.float32)
+            with np.errstate(over="ignore"):
+                values = column.to_numpy(np.float32)
         except (TypeError, ValueError) as e:
             raise TaskError(f"{table.what}: target {self.name!r} is not a number: {e}") from e
+        if not np.isfinite(values).all():
+            raise TaskError(f"{table.what}: target {self.name!r} is beyond float32; scale it.")
+        if column.nunique() > 1:
+            _report_rounding(f"{table.what}: target {self.name!r}", column)
         return values if self._has_loss else values[:, None]
 
 
@@ -739,7 +744,9 @@ class _Arrays:
                 f"{table.what}: x has {int(np.sum(~finite))} rows with missing or infinite values, "
                 f"the first is row {int(np.argmin(finite))}; drop or fill them."
             )
-        if x.ndim == 2 and x.dtype.kind in "iuf" and x.dtype.itemsize > 2:
+        if x.dtype.kind == "f" and np.abs(x).max(initial=0) > np.finfo(np.float32).max:
+            raise TaskError(f"{table.what}: x holds numbers beyond float32; scale them.")
+        if x.ndim == 2 and x.dtype.kind in "iuf" and not np.can_cast(x.dtype, np.float32):
             for column in range(x.shape[1]):
                 _report_rounding(f"{table.what}: column {column} of x", x[:, column])
         return x

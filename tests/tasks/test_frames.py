@@ -162,6 +162,8 @@ def test_numbers_that_float32_cannot_tell_apart_are_said(least):
         tasks.from_frame(df, user="who", target="kind", features=["a"], model=dense(3, 1))
     with pytest.warns(RuntimeWarning, match=says):
         tasks.from_arrays(df[["a"]].to_numpy(), df.kind, df.who, model=dense(3, 1))
+    with pytest.warns(RuntimeWarning, match="target 'a': float32 rounds it by up to"):
+        tasks.from_frame(df, user="who", target="a", features=["b"], model=dense(1, 1))
     if least == 1e9:
         task = made(df, features=["a"], model=dense(3, 1), standardize=True)
         assert len(np.unique(np.concatenate([e.x for e in map(task.train.examples, range(4))]))) > 9
@@ -400,6 +402,11 @@ def with_value(column, value, row=3):
             "'price' is Decimal; make it a number",
         ),
         (frame(big=1e300), {"features": ["big"]}, "features hold numbers beyond float32"),
+        (
+            frame(big=1e300 * np.arange(24)),
+            {"target": "big", "features": ["a"]},
+            "target 'big' is beyond float32; scale it",
+        ),
         (frame()[["who", "kind"]], {}, "df has no column of numbers beside user and target"),
     ],
 )
@@ -417,6 +424,7 @@ def test_what_cannot_be_right_is_one_line(df, changes, says):
         (np.array([["x"], ["y"]]), list("ab"), list("pq"), "x must be numbers, found <U1"),
         (np.array([[0], [NAN]]), list("ab"), list("pq"), "x has 1 rows .* the first is row 1"),
         (np.zeros((2, 2)), np.eye(2), list("pq"), r"y must be flat, found shape \[2, 2\]"),
+        (np.eye(2) * 1e300, list("ab"), list("pq"), "x holds numbers beyond float32; scale them"),
         (np.ma.masked_less(np.eye(2), 1), list("ab"), list("pq"), "x has masked values; drop or"),
         (scipy.sparse.csr_matrix(np.eye(2)), list("ab"), list("pq"), r"give x.toarray\(\)"),
         ([[1, 2], [3]], list("ab"), list("pq"), "x is not an array: setting an array element"),
