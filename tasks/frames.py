@@ -460,8 +460,7 @@ class _Target:
             raise TaskError(f"{table.what}: target {self.name!r} is not a number: {e}") from e
         if not np.isfinite(values).all():
             raise TaskError(f"{table.what}: target {self.name!r} is beyond float32; scale it.")
-        if column.nunique() > 1:
-            _report_rounding(f"{table.what}: target {self.name!r}", column)
+        _report_rounding(f"{table.what}: target {self.name!r}", column)
         return values if self._has_loss else values[:, None]
 
 
@@ -511,8 +510,12 @@ def _report_rounding(what: str, values: Any) -> None:
 
     Args:
       what: Their name.
-      values: A series or array of numbers.
+      values: A series or array; text is skipped.
     """
+    from pandas.api import types
+
+    if not types.is_any_real_numeric_dtype(values) or values.min() == values.max():
+        return
     least = values.min()
     # Whole numbers are exact here, also where float64 is not.
     exact = np.asarray(values - least, np.float64)
@@ -563,8 +566,6 @@ class _Features:
 
     def take(self, table: _Table) -> np.ndarray:
         """Returns the inputs of a table's rows, float32."""
-        from pandas.api import types
-
         parts: list[np.ndarray] = []
         for name in self._columns:
             table.require(name, "features")
@@ -577,10 +578,8 @@ class _Features:
                     part = table.frame[name].to_numpy(np.float64)[:, None]
                 except (TypeError, ValueError) as e:
                     raise TaskError(f"{table.what}: column {name!r} is not a number: {e}") from e
-                column = table.frame[name]
-                is_number = types.is_any_real_numeric_dtype(column)
-                if is_number and not self._standardize:
-                    _report_rounding(f"{table.what}: column {name!r}", column)
+                if not self._standardize:
+                    _report_rounding(f"{table.what}: column {name!r}", table.frame[name])
             parts.append(part)
         x = np.concatenate(parts, axis=1)
         if self._scale is not None:
