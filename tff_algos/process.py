@@ -2,6 +2,7 @@
 
 import functools
 import numbers
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,40 @@ from tff_suite import memory
 from tff_suite.compat import computation_impl, context_stack_impl
 
 
-class Process(tff.learning.templates.LearningProcess):
+class _TracedWhenUsed:
+    """A process whose TFF computations are traced when one of them is first looked at.
+
+    The engine and its workers run the method itself and never look at them.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model: Model,
+        check_clients: Callable,
+        make: Callable[[], Mapping[str, tff.Computation]],
+    ):
+        # Not TFF's, which wants what is traced.
+        self._make, self._lock = make, threading.RLock()
+        self.method = method
+        self.model = model
+        self.plan = lambda round_num, total_rounds: registry.RoundPlan()
+        self.check_clients = check_clients
+
+    def _take(self, **computations: Any) -> None:
+        super().__init__(**computations)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_make" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with self._lock:
+            if "_make" in self.__dict__:
+                self._take(**self._make())
+                del self._make
+        return getattr(self, name)
+
+
+class Process(_TracedWhenUsed, tff.learning.templates.LearningProcess):
     """A `tff.learning.templates.LearningProcess` that also carries the method it was made from.
 
     Attributes:
@@ -33,13 +67,6 @@ class Process(tff.learning.templates.LearningProcess):
       check_clients: `clients -> None`: raises a `ValueError` for a cohort that the method does not
         support (`MethodSpec.needs_index`). `next` calls it before any runtime does.
     """
-
-    def __init__(self, method: Method, model: Model, check_clients: Callable, **computations: Any):
-        super().__init__(**computations)
-        self.method = method
-        self.model = model
-        self.plan = lambda round_num, total_rounds: registry.RoundPlan()
-        self.check_clients = check_clients
 
 
 class Next(computation_impl.ConcreteComputation):
@@ -173,7 +200,7 @@ class RoundOutput(NamedTuple):
     client_states: Any
 
 
-class StatefulProcess(tff.templates.IterativeProcess):
+class StatefulProcess(_TracedWhenUsed, tff.templates.IterativeProcess):
     """A `tff.templates.IterativeProcess` whose clients keep state between rounds.
 
     `next` takes `(state, clients, client_states)` and returns a `RoundOutput`. Entry k of
@@ -190,22 +217,10 @@ class StatefulProcess(tff.templates.IterativeProcess):
       set_model_weights: As in `tff.learning.templates.LearningProcess`.
     """
 
-    def __init__(
-        self,
-        method: Any,
-        model: Any,
-        check_clients: Any,
-        get_model_weights: Any,
-        set_model_weights: Any,
-        **computations: Any,
-    ):
-        super().__init__(**computations)
-        self.method = method
-        self.model = model
-        self.plan = lambda round_num, total_rounds: registry.RoundPlan()
-        self.check_clients = check_clients
-        self.get_model_weights = get_model_weights
-        self.set_model_weights = set_model_weights
+    def _take(self, **computations: Any) -> None:
+        self.get_model_weights = computations.pop("get_model_weights")
+        self.set_model_weights = computations.pop("set_model_weights")
+        super()._take(**computations)
 
     def initial_client_state(self) -> ClientState:
         """Returns the state of a client before its first round, as NumPy arrays."""
@@ -272,6 +287,17 @@ def to_process(
       `tff.learning.models.ModelWeights`; their non-trainable part is the model's and never changes.
       With client state, a `StatefulProcess`.
     """
+    check_clients = check_clients or (lambda clients: None)
+    make = functools.partial(_computations, method, model, check_clients)
+    kind = Process if method.client_state is None else StatefulProcess
+    return kind(method, model, check_clients, make)
+
+
+@memory.without_collection()
+def _computations(
+    method: Method, model: Model, check_clients: Callable
+) -> dict[str, computation_impl.ConcreteComputation]:
+    """Returns the computations of a process by the names that TFF gives them."""
     initial = tf.nest.map_structure(tf.convert_to_tensor, method.initialize())
     state_type = tff.to_type(
         tf.nest.map_structure(lambda t: tff.types.tensorflow_to_type((t.dtype, t.shape)), initial)
@@ -329,22 +355,15 @@ def to_process(
         state = state._replace(weights=tuple(weights.trainable))
         return method.adopt_weights(state) if method.adopt_weights else state
 
-    check_clients = check_clients or (lambda clients: None)
-
     def look_at(state, clients):
         clients = of_model(clients, model, int(state.round_num))
         check_clients(clients)
         return clients
 
-    next_fn = Next(next_fn, look_at)
-
-    return (Process if method.client_state is None else StatefulProcess)(
-        method,
-        model,
-        check_clients,
+    return dict(
         # As large as the model, several times over; in this process nothing runs it.
         initialize_fn=_WhenUsed(initialize, tff.FunctionType(None, at_server)),
-        next_fn=next_fn,
+        next_fn=Next(next_fn, look_at),
         get_model_weights=GetModelWeights(
             get_model_weights, tff.FunctionType(state_type, weights_type), model.frozen_weights
         ),

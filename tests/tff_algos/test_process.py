@@ -2,6 +2,9 @@
 
 import collections
 import functools
+import threading
+import time
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -9,8 +12,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_algos
+from simulation.engine import process as engine_lib
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
+from tff_algos import process as process_lib
 from tff_algos import registry
 from tff_suite.hparams import HparamError
 
@@ -352,3 +357,36 @@ def test_a_method_has_its_own_weighting_and_client_optimizers():
         registry.resolve_training(spec, given | {"client_optimizer": "adam"})
     fedavg = registry.resolve_training(registry.get("fedavg"), {"client_learning_rate": 0.1})
     assert fedavg["client_weighting"] == "examples" and fedavg["client_optimizer"] == "sgd"
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_tff_traces_a_process_that_someone_looks_at_and_that_once(problem, monkeypatch, name):
+    made = []
+    make = process_lib._computations
+
+    def counted(*arguments):
+        made.append(threading.get_ident())
+        time.sleep(0.05)
+        return make(*arguments)
+
+    monkeypatch.setattr(process_lib, "_computations", counted)
+    process = tff_algos.build(name, toy.toy_model(problem), num_clients=5, **RATES)
+    assert not hasattr(process, "__wrapped__") and process.method and not made
+    engine_lib.program_of(process)
+    assert not made, "the engine needs none of it"
+    with futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: process.next, range(8)))
+    assert len(made) == 1 and all(f is found[0] for f in found)
+    with pytest.raises(AttributeError, match="has no attribute 'weights'"):
+        process.weights  # noqa: B018
+
+
+def test_a_process_that_cannot_be_traced_says_so_each_time(problem, monkeypatch):
+    def fails(*_):
+        raise TypeError("not of TFF's types")
+
+    monkeypatch.setattr(process_lib, "_computations", fails)
+    process = tff_algos.build("fedavg", toy.toy_model(problem), **RATES)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="not of TFF's types"):
+            process.next  # noqa: B018
