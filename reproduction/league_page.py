@@ -96,9 +96,15 @@ def better(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
       record: The method's record of `summary`.
       baseline: The baseline's record.
     """
-    low = record["improvement_low"]
-    is_ahead = record["area_rounds_low"] > baseline["area_rounds_high"]
-    return low != "" and low > 0.5 and is_ahead
+    return _is_surer(record) and _is_faster(record, baseline)
+
+
+def _is_surer(record: Mapping[str, Any]) -> bool:
+    return record["improvement_low"] != "" and record["improvement_low"] > 0.5
+
+
+def _is_faster(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
+    return record["area_rounds_low"] > baseline["area_rounds_high"]
 
 
 def write(
@@ -241,10 +247,18 @@ def _advice(
     ahead = [record for record in ranked if better(record, baseline)]
     where = " and ".join(f"`{name}`" for name in workloads)
     if not ahead:
-        return [
-            f"On {where} no method is ahead of tuned FedAvg beyond the intervals. Try FedAvg "
-            "first, and tune both its rates."
+        told = [
+            f"On {where} no method is ahead of tuned FedAvg beyond both intervals, in validation "
+            "loss and in rounds to the target. Try FedAvg first, and tune both its rates."
         ]
+        for what, some in (
+            ("rounds to the target", [r for r in ranked if _is_faster(r, baseline)]),
+            ("validation loss", [r for r in ranked if _is_surer(r)]),
+        ):
+            if some:
+                names = ", ".join(_name(record["method"]) for record in some)
+                told.append(f"Ahead in {what} alone: {names}.")
+        return told
     names = ", ".join(_name(record["method"]) for record in ahead)
     told = [
         f"On {where} these are ahead of tuned FedAvg, in validation loss and in rounds to the "

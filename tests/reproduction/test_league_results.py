@@ -205,8 +205,9 @@ def test_a_claim_needs_both_intervals(loss, is_better):
     assert methods["fedsam"]["area_rounds"] == 1.0
     assert methods["fedavg"]["area_rounds"] == pytest.approx(2 / 3, abs=1e-4)
     assert league_page.better(methods["fedsam"], methods["fedavg"]) == is_better
-    (told, *_) = league_page._advice(list(methods.values()), ["w"], 3)
+    told, *rest = league_page._advice(list(methods.values()), ["w"], 3)
     assert ("ahead of tuned FedAvg, in validation loss" in told) == is_better
+    assert (rest == ["Ahead in rounds to the target alone: FedSAM."]) == (not is_better)
     (told, *_) = league_page._advice(list(methods.values()), ["w"], 2)
     assert told.startswith("No answer yet")
 
