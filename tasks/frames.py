@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tasks import missing, partitions
-from tasks.task import ArrayFederatedData, Examples, Task, TaskError
+from tasks.task import ArrayFederatedData, Examples, Task, TaskError, require_plain
 from tff_suite import imports, memory
 
 with imports.when_used():
@@ -223,11 +223,7 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
 
     columns = {"y": y} if users is None else {"y": y, "users": users}
     given = {"x": x, **columns}
-    for name, values in given.items():
-        if np.ma.is_masked(values):
-            raise TaskError(f"{what}: {name} has masked values; drop or fill them.")
-        if hasattr(values, "toarray"):
-            raise TaskError(f"{what}: {name} is sparse; give {name}.toarray().")
+    require_plain(what, given)
     indexes = [v.index for v in given.values() if isinstance(v, pd.Series | pd.DataFrame)]
     if not all(index.equals(indexes[0]) for index in indexes):
         _warn(f"{what} are matched by position, though their indexes differ.")

@@ -59,12 +59,7 @@ class Examples(_Examples):
           ValueError: If both have a length and the lengths differ. Also if one is sparse or has
             masked values.
         """
-        for name, values in (("x", x), ("y", y)):
-            if np.ma.is_masked(values):
-                # Else a masked value would be taken for what lies under its mask.
-                raise TaskError(f"Examples: {name} has masked values; drop or fill them.")
-            if hasattr(values, "toarray"):
-                raise TaskError(f"Examples: {name} is sparse; give {name}.toarray().")
+        require_plain("Examples", {"x": x, "y": y})
         n, m = _length(x), _length(y)
         if n != m and n is not None and m is not None:
             raise TaskError(f"Examples: x has {n} rows but y has {m}; give one row per example.")
@@ -73,6 +68,24 @@ class Examples(_Examples):
     @classmethod
     def _make(cls, pair: Iterable[Any]) -> "Examples":  # type: ignore[override]
         return cls(*pair)
+
+
+def require_plain(what: str, arrays: Mapping[str, Any]) -> None:
+    """Refuses arrays that are not what they hold: masked or sparse ones.
+
+    Args:
+      what: What they are, for the message.
+      arrays: Name → array.
+
+    Raises:
+      ValueError: If one is sparse or has masked values.
+    """
+    for name, values in arrays.items():
+        if np.ma.is_masked(values):
+            # Else a masked value would be taken for what lies under its mask.
+            raise TaskError(f"{what}: {name} has masked values; drop or fill them.")
+        if hasattr(values, "toarray"):
+            raise TaskError(f"{what}: {name} is sparse; give {name}.toarray().")
 
 
 def _length(values: Any) -> int | None:
