@@ -141,31 +141,32 @@ def batch_cohort(
         epochs = [epochs] * number
     if participates is None:
         participates = [True] * number
-    layouts, rows_bytes, most_bytes = [], 0, 0
+    values, layouts, rows_bytes, most_bytes = [], [], 0, 0
     for (x, y), passes in zip(examples, epochs, strict=True):
         if len(x) != len(y):
             raise ValueError(f"x has {len(x)} examples but y has {len(y)}.")
-        if np.ma.is_masked(x) or np.ma.is_masked(y):
+        if any(type(v) is not np.ndarray and np.ma.is_masked(v) for v in (x, y)):
             raise ValueError("x or y has masked values; drop or fill them.")
+        x, y = np.asarray(x), np.asarray(y)
+        values.append((x, y))
         layout = _layout(len(y), batch_size, passes, steps, first_step, full_batch)
         layouts.append(layout)
         rows_bytes += layout.mask.size * np.dtype(np.int64).itemsize
         if len(y):
-            of_client = layout.mask.size * memory.nbytes([np.asarray(x), np.asarray(y)]) // len(y)
-            most_bytes = max(most_bytes, of_client)
+            most_bytes = max(most_bytes, layout.mask.size * (x.nbytes + y.nbytes) // len(y))
     # The examples themselves, `Gathered`, are laid out when and where a client works on them.
     _require_room(rows_bytes + most_bytes)
-    sizes = [len(y) for _, y in examples]
+    sizes = [len(y) for _, y in values]
     shuffled = shuffle and not full_batch
     orders = _shuffled(sizes, layouts, order_seeds) if shuffled else _unshuffled(sizes, layouts)
     words = random.seed_words(dropout_seeds, 2).view(np.int32)
     cohort = []
-    for k, ((x, y), layout, of_epochs) in enumerate(zip(examples, layouts, orders, strict=True)):
+    for k, ((x, y), layout, of_epochs) in enumerate(zip(values, layouts, orders, strict=True)):
         rows = _rows(sizes[k], layout, of_epochs)
         cohort.append(
             ClientData(
-                x=Gathered(np.asarray(x), rows),
-                y=Gathered(np.asarray(y), rows),
+                x=Gathered(x, rows),
+                y=Gathered(y, rows),
                 mask=layout.mask,
                 steps_per_epoch=layout.steps_per_epoch,
                 num_examples=np.int32(sizes[k]),

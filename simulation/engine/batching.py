@@ -99,10 +99,12 @@ class Stack(NamedTuple):
     Attributes:
       blocks: `ClientData` of several clients each, all fields with a first dimension for them.
       places: int32 `[K]`: where in the blocks, one after the other, each client of the cohort is.
+      sizes: Number of clients of each block, int32 scalars.
     """
 
     blocks: tuple[ClientData, ...]
     places: tf.Tensor
+    sizes: tuple[tf.Tensor, ...]
 
 
 _MASK = tf.TensorSpec([None], tf.float32)
@@ -147,7 +149,8 @@ def prepare(clients: Sequence[ClientData], model: Model, at_least: int = 1) -> S
     places = np.empty(len(clients), np.int32)
     places[[k for block in blocks for k in block]] = np.arange(len(clients), dtype=np.int32)
     stacked = tuple(_stack([clients[k] for k in block]) for block in blocks)
-    return Stack(stacked, tf.constant(places))
+    sizes = (eager_tensors.adopt(np.array(len(block), np.int32)) for block in blocks)
+    return Stack(stacked, eager_tensors.adopt(places), tuple(sizes))
 
 
 def _require_room(clients, blocks):
@@ -186,8 +189,9 @@ def _check(data, model):
 
 
 def _stack(clients: list[ClientData]) -> ClientData:
-    size = tuple(np.max([c.mask.shape for c in clients], axis=0))
+    size = tuple(map(int, np.max([c.mask.shape for c in clients], axis=0)))
     filled = [k for k, c in enumerate(clients) if c.mask.size]
+    short = [k for k, c in enumerate(clients) if c.mask.shape != size]
     padded = {}
     for name in ("x", "y", "mask"):
         of_clients = [getattr(c, name) for c in clients]
@@ -195,14 +199,14 @@ def _stack(clients: list[ClientData]) -> ClientData:
         block = eager_tensors.empty(shape, of_clients[0].dtype)
         for k, values in enumerate(of_clients):
             place = block[k, : values.shape[0], : values.shape[1]]
-            if isinstance(values, Gathered):
+            if type(values) is Gathered:
                 values.into(place)
             else:
                 place[:] = values
         # The mask excludes padding, but the model runs on it as well. So padding consists of valid
         # examples: the client's own, or another's if it has none.
-        for k, values in enumerate(of_clients if filled else ()):
-            steps, width = values.shape[:2]
+        for k in short if filled else ():
+            steps, width = of_clients[k].shape[:2]
             if name == "mask":
                 block[k, :steps, width:] = block[k, steps:] = 0
                 continue
@@ -251,7 +255,7 @@ def stack_states(states: Sequence[Sequence[np.ndarray]], cohort: Stack) -> list[
     if len(cohort.blocks) == 1:
         return list(map(eager_tensors.adopt, states.leaves))
     in_blocks = np.argsort(cohort.places.numpy())
-    ends = np.cumsum([len(block.index) for block in cohort.blocks])
+    ends = np.cumsum([size.numpy() for size in cohort.sizes])
     return [
         eager_tensors.adopt(leaf[members])
         for members in np.split(in_blocks, ends[:-1])

@@ -257,6 +257,9 @@ class Stacked:
         # The data determine which clients share a block.
         self.reads_data: Sequence[bool] = [True] * len(program.phases)
         self._at_least = program.graphs.at_least if at_least is None else at_least
+        # (phase, number of blocks) → where the graph's flat outputs are: of each aggregate, of each
+        # kept value, of the states.
+        self._places: dict[tuple[int, int], tuple[list, list, list]] = {}
 
     def close(self) -> None:
         """Does nothing; other executors have threads to end."""
@@ -278,8 +281,7 @@ class Stacked:
         """As `Executor.work`."""
         of_phase, number = self._program.phases[phase], len(prepared.blocks)
         given = [leaf for n in of_phase.received for leaf in received[n]]
-        given += [np.int32(len(block.index)) for block in prepared.blocks]
-        given.append(prepared.places)
+        given += [*prepared.sizes, prepared.places]
         if of_phase.reads_data:
             given += tf.nest.flatten(prepared.blocks)
         if of_phase.reads_states:
@@ -291,19 +293,19 @@ class Stacked:
         with graph_calls.calling(self.graphs.executors[phase, number]):
             # TensorFlow returns `None` instead of an empty list.
             outputs = compat.flat(traced._inference_function)(*given) or []
-        outputs = tf.nest.pack_sequence_as(traced.structured_outputs, list(outputs))
+        of_aggregates, of_kept, of_states = self._places[phase, number]
         partials = {}
-        for primitive, values in zip(of_phase.aggregates, outputs["aggregates"], strict=True):
-            leaves = tf.nest.flatten(values)
+        for primitive, places in zip(of_phase.aggregates, of_aggregates, strict=True):
+            leaves = [outputs[i] for i in places]
             if primitive.kind == "stack":
                 leaves = [[rows] for rows in leaves]
             partials[primitive.number] = leaves
         after = None
         if of_phase.gives_states:
-            after = batching.StackedLeaves(map(np.asarray, tf.nest.flatten(outputs["states"])))
+            after = batching.StackedLeaves(np.asarray(outputs[i]) for i in of_states)
         carried = dict(kept or {})
-        for symbol, values in zip(self._new(of_phase), outputs["kept"], strict=True):
-            carried[key_of(symbol)] = tf.nest.flatten(values)
+        for symbol, places in zip(self._new(of_phase), of_kept, strict=True):
+            carried[key_of(symbol)] = [outputs[i] for i in places]
         return Part(partials, {key_of(s): carried[key_of(s)] for s in of_phase.kept}, after)
 
     def _new(self, phase):
@@ -312,9 +314,17 @@ class Stacked:
         return [symbol for symbol in phase.kept if number_of(symbol) in made]
 
     def _traced(self, phase, num_blocks):
-        return self.graphs.of(
-            (phase, num_blocks), num_blocks, lambda: self._trace(phase, num_blocks)
-        )
+        key = phase, num_blocks
+        traced = self.graphs.of(key, num_blocks, lambda: self._trace(phase, num_blocks))
+        if key not in self._places:
+            # Once: to pack a round's outputs takes longer than to run a small model's server step.
+            outputs = traced.structured_outputs
+            given = tf.nest.pack_sequence_as(outputs, range(len(tf.nest.flatten(outputs))))
+            of_aggregates, of_kept = (
+                [tf.nest.flatten(value) for value in given[name]] for name in ("aggregates", "kept")
+            )
+            self._places[key] = of_aggregates, of_kept, tf.nest.flatten(given.get("states", ()))
+        return traced
 
     def _trace(self, number, num_blocks):
         program, phase = self._program, self._program.phases[number]

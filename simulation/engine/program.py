@@ -180,6 +180,12 @@ def _symbols(structure):
     return [s for s in tf.nest.flatten(structure) if isinstance(s, Symbol)]
 
 
+def _divide(sums, weight):
+    return tf.nest.map_structure(
+        lambda s: tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)), sums
+    )
+
+
 # A few operations on tensors of this size are over sooner than TensorFlow hands them to a thread.
 _SMALL_BYTES = 1 << 20
 
@@ -302,7 +308,8 @@ class Program:
     Attributes:
       phases: What clients do, phase by phase.
       specs: Number of a value → its structure of `tf.TensorSpec`s; of a client's, for one client.
-      calls: Number of a map → its function, traced for these.
+      calls: Number of a map → its function, traced for these; of a mean → the division of the sums
+        by the sum of weights.
       arguments: Number of a primitive → where the leaves of its arguments are.
       state_spec: The server's state.
       state_after: Structure of symbols: the state after the round.
@@ -376,7 +383,8 @@ class Program:
             self.calls[primitive.number] = call = Call(primitive.fn, arguments)
             self.specs[primitive.number] = call.structure
         elif primitive.kind == "mean":
-            self.specs[primitive.number] = arguments[0]
+            self.calls[primitive.number] = call = Call(_divide, arguments)
+            self.specs[primitive.number] = call.structure
         elif primitive.kind == "stack":
             self.specs[primitive.number] = tf.nest.map_structure(
                 lambda t: tf.TensorSpec([None, *t.shape], t.dtype), arguments

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from simulation.device import eager_tensors
 from simulation.engine.executors import Executor, Partials
@@ -100,17 +99,13 @@ class Totals:
         for aggregate in self._program.phases[self._phase].aggregates:
             leaves = partials[aggregate.number]
             if aggregate.kind == "mean":
-                totals[aggregate.number] = list(_mean(*leaves))
+                divide = self._program.calls[aggregate.number]
+                totals[aggregate.number] = divide(list(map(eager_tensors.as_tensor, leaves)))
             elif aggregate.kind == "stack":
                 totals[aggregate.number] = list(map(_one_array, leaves))
             else:
                 totals[aggregate.number] = leaves
         return totals
-
-
-def _mean(*leaves):
-    *sums, weight = map(eager_tensors.as_tensor, leaves)
-    return (tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)) for s in sums)
 
 
 def _one_array(rows):
@@ -306,6 +301,9 @@ class Scheduler:
                 self._held.clear()
             self._round, self._kept = round_index, {}
         waiting, under_way = collections.deque(chunks), collections.deque()
+        # A single chunk at a time is processed in this thread, when its result is read.
+        workers = self._workers if len(chunks) > 1 else None
+        begin = workers.submit if workers else lambda *call: _Later(call[0], call[1:])
         given = given or {}
         try:
             while waiting or under_way:
@@ -316,7 +314,7 @@ class Scheduler:
                     # The store of states may only be used by one thread at a time.
                     states = self._states(phase, chunk, states_of)
                     order = round_index, phase, chunk, received, states, given
-                    under_way.append(self._begun(*order))
+                    under_way.append(begin(self._work, *order))
                 # One more than are being processed, so that the next one can always begin.
                 if self._reads[phase]:
                     coming = list(itertools.islice(waiting, self._at_once + 1))
@@ -327,14 +325,8 @@ class Scheduler:
                     self.ahead(round_index + 1, following[: self._at_once], {})
                 yield under_way.popleft().result()
         finally:
-            if self._workers is not None:
+            if workers:
                 concurrent.futures.wait(under_way)
-
-    def _begun(self, *order):
-        """Starts a chunk; if one is processed at a time, defers it until its result is read."""
-        if self._workers is None:
-            return _Later(self._work, order)
-        return self._workers.submit(self._work, *order)
 
     def _states(self, phase, chunk, states_of):
         first = phase if self._kept.get(chunk, (-1,))[0] == phase - 1 else 0
