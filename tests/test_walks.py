@@ -43,7 +43,7 @@ OF_THE_RATE = {
 }
 OF_AN_EXAMPLE = {
     ("tasks/task.py", "Examples.__new__"): "load",
-    ("tff_algos/client_data.py", "batch_cohort"): "Scheduler._make",
+    ("tff_algos/client_data.py", "batch_cohort"): "OnChunks._make",
     ("tff_algos/keras_bridge.py", "from_keras.<locals>.forward"): "take_steps",
 }
 
@@ -123,7 +123,7 @@ def drawn(title):
 
 def test_the_walks_are_short():
     assert len(drawn("A flag to a client's SGD step")) <= 6
-    assert len(drawn("An example to its gradient")) <= 11
+    assert len(drawn("An example to its gradient")) <= 8
 
 
 @pytest.mark.parametrize("runtime", runtimes.ENGINE)

@@ -112,6 +112,25 @@ def keep_optimizer(local: client.LocalTraining) -> Callable:
     return decorate
 
 
+def plain_client(model: Model, local: client.LocalTraining) -> Callable:
+    """Returns FedAvg's client function: it trains, and reports x_k - x.
+
+    Args:
+      model: The model to train.
+      local: How clients train.
+    """
+
+    @keep_optimizer(local)
+    def client_update(
+        broadcast: Broadcast, data: ClientData, optimizer: client.Optimizer
+    ) -> ClientResult:
+        x, eta_l = broadcast
+        trained = client.train(model, optimizer, eta_l, x, data)
+        return ClientResult(trained, trained.weights - x)
+
+    return client_update
+
+
 def _finished(local: client.LocalTraining, result: ClientResult, values: tuple) -> ClientUpdate:
     """Returns the `ClientUpdate` of a result; `values` are the client function's arguments."""
     (data,) = (v for v in values if isinstance(v, ClientData))

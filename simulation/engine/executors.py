@@ -1,7 +1,13 @@
-"""Executors: the clients' side of a phase for a chunk of the cohort, `PerClient` or `Stacked`."""
+"""Executors: the clients' side of a phase for a chunk of the cohort, `PerClient` or `Stacked`.
 
+`OnChunks` makes the data of chunks in advance and gives them to an executor.
+"""
+
+import collections
 import concurrent.futures
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,11 +28,25 @@ from simulation.engine.program import (
 )
 from tff_algos.client_data import ClientData, Gathered
 from tff_algos.method import least
-from tff_suite import compat
+from tff_suite import compat, memory
 
 # Number of an aggregate → its leaves, arrays or tensors. The last leaf of a mean is the sum of
 # weights. Each leaf of stacked rows is a list of rows.
 Partials = dict[int, list]
+
+
+class Chunk(NamedTuple):
+    """A part of a round's cohort.
+
+    Attributes:
+      number: Its place among the chunks, from 0.
+      start: Place in the cohort of its first client.
+      stop: Place after its last one.
+    """
+
+    number: int
+    start: int
+    stop: int
 
 
 class Part(NamedTuple):
@@ -400,3 +420,102 @@ class Stacked:
         )
         assert not traced.captured_inputs, "work gives a graph its own inputs only"
         return traced
+
+
+# Data that several phases of a round need is kept up to this size; larger data is made again.
+_HELD_BYTES = 1 << 28
+
+
+class OnChunks:
+    """An executor on chunks of clients, whose data it makes in advance.
+
+    Attributes:
+      reads_data: As of `Executor`.
+    """
+
+    def __init__(self, executor: Executor, data_of: Callable[[int, Chunk, Any], Sequence[Any]]):
+        """Initialises for an executor.
+
+        Args:
+          executor: Executes the clients' work.
+          data_of: (round from 0, chunk, `given` of the order) → the data of its clients.
+        """
+        self.reads_data = executor.reads_data
+        self._executor, self._data_of = executor, data_of
+        reading = [phase for phase, reads in enumerate(self.reads_data) if reads]
+        self._last_to_read = max(reading, default=0)
+        self._reader = concurrent.futures.ThreadPoolExecutor(1, "chunk-data")
+        self._lock = threading.Lock()
+        self._coming: dict[tuple[int, Chunk], concurrent.futures.Future] = {}
+        self._held = collections.OrderedDict()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._reader.shutdown(cancel_futures=True)
+        self._executor.close()
+
+    def begin(self, round_index: int) -> None:
+        """Forgets the data of earlier rounds."""
+        with self._lock:
+            for key in [key for key in self._coming if key[0] < round_index]:
+                self._coming.pop(key).cancel()
+            self._held.clear()
+
+    def ahead(self, round_index: int, chunks: Sequence[Chunk], given: Mapping[int, Any]) -> None:
+        """Starts making the data of chunks; `given` is as in `work`."""
+        with self._lock:
+            for chunk in chunks:
+                key = round_index, chunk
+                if key not in self._coming and key not in self._held:
+                    self._coming[key] = self._reader.submit(self._make, *key, given)
+
+    def _make(self, round_index, chunk, given):
+        return self._executor.prepare(self._data_of(round_index, chunk, given.get(chunk.number)))
+
+    def _data(self, round_index, chunk, phase, given):
+        """Returns the data of a chunk, and keeps it if a later phase needs it again."""
+        key = round_index, chunk
+        with self._lock:
+            prepared, coming = self._held.get(key), self._coming.pop(key, None)
+        if prepared is None:
+            coming = coming or self._reader.submit(self._make, *key, given)
+            prepared = coming.result()
+        with self._lock:
+            if phase < self._last_to_read:
+                self._held[key] = prepared
+                while memory.nbytes(self._held) > _HELD_BYTES and len(self._held) > 1:
+                    self._held.popitem(last=False)
+            else:
+                self._held.pop(key, None)
+        return prepared
+
+    def work(
+        self,
+        round_index: int,
+        phase: int,
+        chunk: Chunk,
+        received: Mapping[int, list[Any]],
+        states: Sequence[list[np.ndarray]] | None,
+        given: Mapping[int, Any],
+        kept: Any,
+    ) -> tuple[Part, float]:
+        """Executes a phase for a chunk.
+
+        Args:
+          round_index: The round, from 0.
+          phase: The phase.
+          chunk: The chunk.
+          received: As for `Executor.work`.
+          states: As for `Executor.work`.
+          given: Number of a chunk → what `data_of` is told of it, `None` where that is nothing.
+          kept: As for `Executor.work`.
+
+        Returns:
+          The result, and its duration in seconds without waiting for data.
+        """
+        prepared: Any = range(chunk.stop - chunk.start)
+        if self.reads_data[phase]:
+            prepared = self._data(round_index, chunk, phase, given)
+        started = time.perf_counter()
+        part = self._executor.work(phase, prepared, received, states, kept)
+        return part, time.perf_counter() - started

@@ -1,15 +1,14 @@
 """Pools, which execute the clients' side of rounds in this process or in many."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from simulation.engine.executors import PerClient, Stacked
+from simulation.engine.executors import Chunk, PerClient, Stacked
 from simulation.engine.program import Program
-from simulation.engine.scheduler import Chunk, CohortInChunks, Nodes, Scheduler
+from simulation.engine.scheduler import CohortInChunks, Nodes, Scheduler
 
 
 class Spread(Protocol):
@@ -112,7 +111,7 @@ def scheduler(
 
 def schedulers(
     programs: Mapping[str, Program],
-    data: Callable[[str, int, Chunk, Any], Any],
+    data: Callable[[str], Callable[[int, Chunk, Any], Any]],
     settings: Mapping[str, Any],
     threads: int,
 ) -> dict[str, Scheduler]:
@@ -120,14 +119,13 @@ def schedulers(
 
     Args:
       programs: Name → program, as from `simulation.rounds.one_program.RunMethod`.
-      data: Function that makes clients' data, as `RunMethod.data`.
+      data: Name → function that makes clients' data, as `RunMethod.data`.
       settings: The run's settings.
       threads: As for `scheduler`.
     """
     stacked = settings["runtime"] == "vectorized"
     return {
-        name: scheduler(program, stacked, functools.partial(data, name), threads)
-        for name, program in programs.items()
+        name: scheduler(program, stacked, data(name), threads) for name, program in programs.items()
     }
 
 

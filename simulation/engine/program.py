@@ -181,9 +181,7 @@ def _symbols(structure):
 
 
 def _divide(sums, weight):
-    return tf.nest.map_structure(
-        lambda s: tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)), sums
-    )
+    return tf.nest.map_structure(lambda s: tf.math.divide_no_nan(s, tf.cast(weight, s.dtype)), sums)
 
 
 # A few operations on tensors of this size are over sooner than TensorFlow hands them to a thread.

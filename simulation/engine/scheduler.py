@@ -9,18 +9,16 @@ on which worker processes a chunk, or when. Node (l, i) is the sum of nodes (l -
 
 import collections
 import concurrent.futures
+import functools
 import itertools
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from simulation.device import eager_tensors
-from simulation.engine.executors import Executor, Partials
+from simulation.engine.executors import Chunk, Executor, OnChunks, Partials
 from simulation.engine.program import Program
-from tff_suite import memory
 
 # (level, position) of a node of the tree → its aggregates.
 Nodes = dict[tuple[int, int], Partials]
@@ -120,20 +118,6 @@ def _one_array(rows):
     return eager_tensors.adopt(joined)
 
 
-class Chunk(NamedTuple):
-    """A part of a round's cohort.
-
-    Attributes:
-      number: Its place among the chunks, from 0.
-      start: Place in the cohort of its first client.
-      stop: Place after its last one.
-    """
-
-    number: int
-    start: int
-    stop: int
-
-
 def cut(number: int, size: int | None) -> list[Chunk]:
     """Divides a cohort into chunks.
 
@@ -183,22 +167,15 @@ class Done(NamedTuple):
 
     chunk: Chunk
     partials: Partials
-    states: list[list[np.ndarray]] | None
+    states: Sequence[list[np.ndarray]] | None
     seconds: float
 
 
-class _Later(NamedTuple):
+class _Later:
     """A deferred call, executed by `result`; it replaces a `concurrent.futures.Future`."""
 
-    function: Callable
-    arguments: tuple
-
-    def result(self):
-        return self.function(*self.arguments)
-
-
-# Data that several phases of a round need is kept up to this size; larger data is made again.
-_HELD_BYTES = 1 << 28
+    def __init__(self, function, *arguments):
+        self.result = functools.partial(function, *arguments)
 
 
 class Scheduler:
@@ -219,18 +196,11 @@ class Scheduler:
           data_of: (round from 0, chunk, `given` of the order) → the data of its clients.
           at_once: Number of chunks to process at the same time.
         """
-        self._program, self._executor = program, executor
-        self._data_of, self._at_once = data_of, at_once
-        self._reads = executor.reads_data
-        reading = [phase for phase, reads in enumerate(self._reads) if reads]
-        self._last_to_read = max(reading, default=0)
-        self._reader = concurrent.futures.ThreadPoolExecutor(1, "chunk-data")
+        self._program, self._at_once = program, at_once
+        self._executor = OnChunks(executor, data_of)
         self._workers = None
         if at_once > 1:
             self._workers = concurrent.futures.ThreadPoolExecutor(at_once, "chunk")
-        self._lock = threading.Lock()
-        self._coming: dict[tuple[int, Chunk], concurrent.futures.Future] = {}
-        self._held = collections.OrderedDict()
         # Chunk → the last phase that was done for it in the round at hand, and what was kept.
         self._round: int | None = None
         self._kept: dict[Chunk, Any] = {}
@@ -239,36 +209,7 @@ class Scheduler:
         """Ends the threads."""
         if self._workers is not None:
             self._workers.shutdown(cancel_futures=True)
-        self._reader.shutdown(cancel_futures=True)
         self._executor.close()
-
-    def ahead(self, round_index: int, chunks: Sequence[Chunk], given: Mapping[int, Any]) -> None:
-        """Starts making the data of chunks; `given` is as in `work`."""
-        with self._lock:
-            for chunk in chunks:
-                key = round_index, chunk
-                if key not in self._coming and key not in self._held:
-                    self._coming[key] = self._reader.submit(self._make, *key, given)
-
-    def _make(self, round_index, chunk, given):
-        return self._executor.prepare(self._data_of(round_index, chunk, given.get(chunk.number)))
-
-    def _data(self, round_index, chunk, phase, given):
-        """Returns the data of a chunk, and keeps it if a later phase needs it again."""
-        key = round_index, chunk
-        with self._lock:
-            prepared, coming = self._held.get(key), self._coming.pop(key, None)
-        if prepared is None:
-            coming = coming or self._reader.submit(self._make, *key, given)
-            prepared = coming.result()
-        with self._lock:
-            if phase < self._last_to_read:
-                self._held[key] = prepared
-                while memory.nbytes(self._held) > _HELD_BYTES and len(self._held) > 1:
-                    self._held.popitem(last=False)
-            else:
-                self._held.pop(key, None)
-        return prepared
 
     def work(
         self,
@@ -295,34 +236,31 @@ class Scheduler:
           Completed chunks, in the order of `chunks`.
         """
         if round_index != self._round:
-            with self._lock:
-                for key in [key for key in self._coming if key[0] < round_index]:
-                    self._coming.pop(key).cancel()
-                self._held.clear()
+            self._executor.begin(round_index)
             self._round, self._kept = round_index, {}
         waiting, under_way = collections.deque(chunks), collections.deque()
         # A single chunk at a time is processed in this thread, when its result is read.
         workers = self._workers if len(chunks) > 1 else None
-        begin = workers.submit if workers else lambda *call: _Later(call[0], call[1:])
-        given = given or {}
+        begin = workers.submit if workers else _Later
+        given, reads = given or {}, self._executor.reads_data[phase]
         try:
             while waiting or under_way:
                 while waiting and len(under_way) < self._at_once:
                     chunk = waiting.popleft()
-                    if self._reads[phase]:
-                        self.ahead(round_index, [chunk], given)
+                    if reads:
+                        self._executor.ahead(round_index, [chunk], given)
                     # The store of states may only be used by one thread at a time.
                     states = self._states(phase, chunk, states_of)
                     order = round_index, phase, chunk, received, states, given
                     under_way.append(begin(self._work, *order))
                 # One more than are being processed, so that the next one can always begin.
-                if self._reads[phase]:
+                if reads:
                     coming = list(itertools.islice(waiting, self._at_once + 1))
-                    self.ahead(round_index, coming, given)
+                    self._executor.ahead(round_index, coming, given)
                 if not waiting:
                     # Limited to the chunks processed at a time; otherwise the data of the whole
                     # cohort would be in memory.
-                    self.ahead(round_index + 1, following[: self._at_once], {})
+                    self._executor.ahead(round_index + 1, following[: self._at_once], {})
                 yield under_way.popleft().result()
         finally:
             if workers:
@@ -338,17 +276,13 @@ class Scheduler:
         if done != phase - 1:
             done, kept = -1, None
         for earlier in range(done + 1, phase):
-            part, _ = self._of_phase(round_index, earlier, chunk, received, states, given, kept)
+            part, _ = self._executor.work(
+                round_index, earlier, chunk, received, states, given, kept
+            )
             kept = part.kept
-        part, seconds = self._of_phase(round_index, phase, chunk, received, states, given, kept)
+        part, seconds = self._executor.work(
+            round_index, phase, chunk, received, states, given, kept
+        )
         if phase + 1 < len(self._program.phases):
             self._kept[chunk] = phase, part.kept
         return Done(chunk, part.partials, part.states, seconds)
-
-    def _of_phase(self, round_index, phase, chunk, received, states, given, kept):
-        prepared = range(chunk.stop - chunk.start)
-        if self._reads[phase]:
-            prepared = self._data(round_index, chunk, phase, given)
-        started = time.perf_counter()
-        part = self._executor.work(phase, prepared, received, states, kept)
-        return part, time.perf_counter() - started

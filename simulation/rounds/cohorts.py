@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tff_algos
+from simulation.engine.executors import Chunk
 from simulation.rounds import randomness
 from tasks.task import DataError, Examples, FederatedData
 from tff_algos.registry import RoundPlan
@@ -319,12 +320,19 @@ class Cohorts:
         """Returns the ids of clients."""
         return [self._train.client_ids[client] for client in clients]
 
-    def part(self, round_index: int, start: int, stop: int) -> list["tff_algos.ClientData"]:
-        """Returns the data of the clients at positions `start` to `stop` of a round's cohort."""
-        who = self.members(round_index)
-        who = who._replace(
-            clients=who.clients[start:stop], participates=who.participates[start:stop]
-        )
+    def part(
+        self, round_index: int, chunk: Chunk, given: None = None
+    ) -> list["tff_algos.ClientData"]:
+        """Returns the data of a chunk of a round's cohort.
+
+        Args:
+          round_index: The round, from 0.
+          chunk: The chunk.
+          given: Unused: the round alone determines its cohort.
+        """
+        del given
+        who, places = self.members(round_index), slice(chunk.start, chunk.stop)
+        who = who._replace(clients=who.clients[places], participates=who.participates[places])
         return _data_of(self._train, self._plan(round_index), self._settings, round_index, who)
 
     def data(self, round_index: int) -> tuple[list[str], list["tff_algos.ClientData"]]:

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 from simulation.engine import process as engine
 from simulation.engine.batched_ops import NotVectorizable
+from simulation.engine.executors import Chunk
 from simulation.engine.pool import Pool
 from simulation.engine.program import Program
-from simulation.engine.scheduler import Chunk
 from simulation.errors import RunError
 from simulation.protocol import Cohort, Process
 from simulation.rounds.cohorts import Ahead, Cohorts
@@ -43,14 +43,13 @@ class RunMethod(Protocol):
           RunError: If the engine does not support its aggregator.
         """
 
-    def data(self, name: str, round_index: int, chunk: Chunk, given: Any) -> Sequence[Any]:
-        """Makes the data of a chunk's clients for a program.
+    def data(self, name: str) -> Callable[[int, Chunk, Any], Sequence[Any]]:
+        """Returns the function that makes the data of a chunk's clients for a program.
+
+        Its arguments are the round, from 0, the chunk, and the value of `CohortInChunks.given`.
 
         Args:
           name: The program.
-          round_index: The round, from 0.
-          chunk: The chunk.
-          given: As from `CohortInChunks.given`.
         """
 
     def in_engine(self, programs: Mapping[str, Program], pool: Pool) -> Process:
@@ -94,10 +93,10 @@ class OneProgram:
         except NotVectorizable as e:
             raise RunError(f"The engine does not support this aggregator: {e}") from e
 
-    def data(self, name: str, round_index: int, chunk: Chunk, given: Any) -> Sequence[Any]:
+    def data(self, name: str) -> Callable[[int, Chunk, Any], Sequence[Any]]:
         """As `RunMethod.data`."""
-        del name, given
-        return self._cohorts.part(round_index, chunk.start, chunk.stop)
+        del name
+        return self._cohorts.part
 
     def in_engine(self, programs: Mapping[str, Program], pool: Pool) -> Process:
         """As `RunMethod.in_engine`."""

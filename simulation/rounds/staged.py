@@ -9,9 +9,10 @@ import numpy as np
 
 import tff_algos
 from simulation.engine import process as engine
+from simulation.engine.executors import Chunk
 from simulation.engine.pool import Pool
 from simulation.engine.program import Program
-from simulation.engine.scheduler import Chunk, CohortInChunks, cut
+from simulation.engine.scheduler import CohortInChunks, cut
 from simulation.protocol import Cohort, RoundOutput
 from simulation.rounds import cohorts, randomness
 from simulation.rounds.one_program import CohortOfRound
@@ -95,10 +96,14 @@ class Stages:
             for name, own in driver.rounds.items()
         }
 
-    def data(self, name: str, round_index: int, chunk: Chunk, given: Any) -> Sequence[Any]:
+    def data(self, name: str) -> Callable[[int, Chunk, Any], Sequence[Any]]:
         """As `RunMethod.data`."""
-        del chunk
-        return [self.process.data(name, round_index, own, self.clients) for own in given]
+
+        def made(round_index, chunk, given):
+            del chunk
+            return [self.process.data(name, round_index, own, self.clients) for own in given]
+
+        return made
 
     def in_engine(self, programs: Mapping[str, Program], pool: Pool) -> "StagedProcess":
         """As `RunMethod.in_engine`."""

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from simulation.engine.executors import Chunk
 from simulation.engine.program import Program
-from simulation.engine.scheduler import Chunk, CohortInChunks, Nodes
+from simulation.engine.scheduler import CohortInChunks, Nodes
 from simulation.errors import NoWorkersError, RunError
 from simulation.workers import worker as worker_lib
 from simulation.workers.placement import Prediction, shares

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_algos import averaging, client
-from tff_algos.averaging import ClientResult
-from tff_algos.client_data import ClientData
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_algos.vector import Vector, constants
@@ -60,16 +58,9 @@ def build_around(
         x = constants(model.initial_weights)
         return ServerState(x, server_optimizer.initialize(x), tf.constant(0))
 
-    @averaging.keep_optimizer(local)
-    def client_update(
-        broadcast: averaging.Broadcast, data: ClientData, optimizer: client.Optimizer
-    ) -> ClientResult:
-        x, eta_l = broadcast
-        trained = client.train(model, optimizer, eta_l, x, data)
-        return ClientResult(trained, trained.weights - x)
-
     def server_update(state: ServerState, delta: Vector) -> ServerState:
         slots, x = server_optimizer.step(state.optimizer, state.weights, -delta)
         return ServerState(x, slots, state.round_num)
 
+    client_update = averaging.plain_client(model, local)
     return averaging.build(model, local, client_update, server_update, initialize=initialize)

@@ -96,7 +96,7 @@ def test_of_the_next_round_only_so_much_data_is_made_as_is_worked_on_at_once():
     all_chunks, server = scheduler.cut(5, 1), program.server(process.method.initialize())
     sent = {n: server.sent(n) for n in program.phases[0].received}
     assert len(list(work.work(0, 0, all_chunks, sent, lambda _: None, all_chunks))) == 5
-    work._reader.shutdown()
+    work._executor._reader.shutdown()
     assert sorted(made) == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0)]
 
 
