@@ -32,6 +32,20 @@ class Cohort(NamedTuple):
     work: Sequence[Any] | None = None
 
 
+class Chunk(NamedTuple):
+    """A part of a round's cohort.
+
+    Attributes:
+      number: Its place among the chunks, from 0.
+      start: Place in the cohort of its first client.
+      stop: Place after its last one.
+    """
+
+    number: int
+    start: int
+    stop: int
+
+
 class RoundOutput(NamedTuple):
     """The results of a round.
 

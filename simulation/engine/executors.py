@@ -26,6 +26,7 @@ from simulation.engine.program import (
     number_of,
     part_of,
 )
+from simulation.protocol import Chunk
 from tff_algos.client_data import ClientData, Gathered
 from tff_algos.method import least
 from tff_suite import compat, memory
@@ -33,20 +34,6 @@ from tff_suite import compat, memory
 # Number of an aggregate → its leaves, arrays or tensors. The last leaf of a mean is the sum of
 # weights. Each leaf of stacked rows is a list of rows.
 Partials = dict[int, list]
-
-
-class Chunk(NamedTuple):
-    """A part of a round's cohort.
-
-    Attributes:
-      number: Its place among the chunks, from 0.
-      start: Place in the cohort of its first client.
-      stop: Place after its last one.
-    """
-
-    number: int
-    start: int
-    stop: int
 
 
 class Part(NamedTuple):

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from simulation.engine.executors import Chunk, PerClient, Stacked
+from simulation.engine.executors import PerClient, Stacked
 from simulation.engine.program import Program
 from simulation.engine.scheduler import CohortInChunks, Nodes, Scheduler
+from simulation.protocol import Chunk
 
 
 class Spread(Protocol):

@@ -12,11 +12,10 @@ import tensorflow as tf
 
 from simulation.device import state as state_lib
 from simulation.engine import batching
-from simulation.engine.executors import Chunk
 from simulation.engine.pool import InProcess, Pool, scheduler
 from simulation.engine.program import Program
 from simulation.engine.scheduler import CohortInChunks, Totals, cut
-from simulation.protocol import Cohort, RoundOutput
+from simulation.protocol import Chunk, Cohort, RoundOutput
 from simulation.tff import context as tff_context
 from tff_algos import client_data
 from tff_algos.process import StackedStates

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simulation.device import eager_tensors
-from simulation.engine.executors import Chunk, Executor, OnChunks, Partials
+from simulation.engine.executors import Executor, OnChunks, Partials
 from simulation.engine.program import Program
+from simulation.protocol import Chunk
 
 # (level, position) of a node of the tree → its aggregates.
 Nodes = dict[tuple[int, int], Partials]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tff_algos
-from simulation.engine.executors import Chunk
+from simulation.protocol import Chunk
 from simulation.rounds import randomness
 from tasks.task import DataError, Examples, FederatedData
 from tff_algos.registry import RoundPlan

@@ -6,11 +6,10 @@ from typing import Any, Protocol
 
 from simulation.engine import process as engine
 from simulation.engine.batched_ops import NotVectorizable
-from simulation.engine.executors import Chunk
 from simulation.engine.pool import Pool
 from simulation.engine.program import Program
 from simulation.errors import RunError
-from simulation.protocol import Cohort, Process
+from simulation.protocol import Chunk, Cohort, Process
 from simulation.rounds.cohorts import Ahead, Cohorts
 from simulation.tff.process import TffProcess
 from tff_algos import process as process_lib

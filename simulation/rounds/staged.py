@@ -9,11 +9,10 @@ import numpy as np
 
 import tff_algos
 from simulation.engine import process as engine
-from simulation.engine.executors import Chunk
 from simulation.engine.pool import Pool
 from simulation.engine.program import Program
 from simulation.engine.scheduler import CohortInChunks, cut
-from simulation.protocol import Cohort, RoundOutput
+from simulation.protocol import Chunk, Cohort, RoundOutput
 from simulation.rounds import cohorts, randomness
 from simulation.rounds.one_program import CohortOfRound
 from tasks.task import FederatedData

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from simulation.engine.executors import Chunk
 from simulation.engine.program import Program
 from simulation.engine.scheduler import CohortInChunks, Nodes
 from simulation.errors import NoWorkersError, RunError
+from simulation.protocol import Chunk
 from simulation.workers import worker as worker_lib
 from simulation.workers.placement import Prediction, shares
 from tff_suite import memory
