@@ -1,10 +1,10 @@
 """Carries out missing runs as Ray tasks, on the cores of one machine or on a cluster.
 
 Every run is a task with declared CPUs, GPUs and memory. It does what `run_experiment.py` does with
-the run's flags. Without GPUs, a process does up to eight runs, one after the other. Finished runs
-are skipped, and interrupted runs resume from their last checkpoint. If a worker or machine is lost,
-the task restarts on any free resources and repeats only the rounds since the last checkpoint. A run
-prints to `log.txt` in its folder.
+the run's flags. Without GPUs, a process does up to eight runs, one after the other, and loads their
+task once if its settings are equal. Finished runs are skipped, and interrupted runs resume from
+their last checkpoint. If a worker or machine is lost, the task restarts on any free resources and
+repeats only the rounds since the last checkpoint. A run prints to `log.txt` in its folder.
 """
 
 import contextlib
@@ -444,7 +444,9 @@ def _task(
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     import run_experiment
+    from simulation import assembly
 
+    assembly.share_task()
     with _kept(url, path) if url else contextlib.nullcontext():
         code = run_experiment.train(command)
     sys.stdout.flush()

@@ -103,13 +103,7 @@ def load(request: Request) -> Task:
       tasks.task.DataError: As `assemble`.
     """
     settings, objects = request.run, request.objects
-    task = objects.get("task") or tasks.load(
-        settings["task"],
-        data_dir=settings["data_dir"],
-        seed=settings["seed"],
-        use_synthetic_data=settings["use_synthetic_data"],
-        **request.task,
-    )
+    task = objects.get("task") or _task(request)
     if "model" in objects:
         task = dataclasses.replace(task, keras_model_fn=_model_fn(objects["model"]))
     if task.keras_model_fn is None:
@@ -119,6 +113,35 @@ def load(request: Request) -> Task:
 
         task = models.beginning_with(task, settings["seed"], settings["initial_weights"])
     return task
+
+
+# Settings of a task → the task, at most one; `None` if runs do not share it.
+_shared: dict[str, Task] | None = None
+
+
+def share_task() -> None:
+    """Lets runs of this process, from now on, share a task if its settings are equal.
+
+    A sweep's processes call this, since loading can take longer than a short run's rounds. Nothing
+    else should: a run would not see that data have changed since another run loaded them.
+    """
+    global _shared
+    _shared = _shared or {}
+
+
+def _task(request: Request) -> Task:
+    settings = request.run
+    named = ("data_dir", "seed", "use_synthetic_data")
+    arguments = {name: settings[name] for name in named}
+    arguments.update(request.task)
+    if _shared is None:
+        return tasks.load(settings["task"], **arguments)
+    key = repr((settings["import"], settings["task"], sorted(arguments.items())))
+    if key not in _shared:
+        # First, so that memory never holds two.
+        _shared.clear()
+        _shared[key] = tasks.load(settings["task"], **arguments)
+    return _shared[key]
 
 
 def _model_fn(model: Any) -> Callable[[int], Any]:

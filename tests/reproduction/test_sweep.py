@@ -276,6 +276,7 @@ root, *names = sys.argv[1:]
 flags = {
     'mixed': ['--algorithm=scaffold', '--precision=mixed_bfloat16', '--seed=3'],
     'wrong': ['--algorithm=fedadam', '--server_learning_rate=-1'],
+    'other': ['--algorithm=fedavg'],
     'plain': ['--algorithm=fedadam', '--server_learning_rate=0.1'],
 }
 common = ['--task=synthetic', '--synthetic_num_clients=6', '--total_rounds=3',
@@ -295,10 +296,13 @@ def test_what_a_process_ran_before_changes_no_result(tmp_path):
         subprocess.run(command, cwd=REPO, check=True, timeout=250)
         return root
 
-    after_others = ran(tmp_path / "after", "mixed", "wrong", "plain")
-    logs = [folder(after_others) / name / sweep.LOG for name in ("mixed", "wrong", "plain")]
-    assert ["server_learning_rate" in log.read_text() for log in logs] == [False, True, False]
-    shutil.rmtree(folder(after_others) / "mixed")
-    shutil.rmtree(folder(after_others) / "wrong")
+    # The last two share their task.
+    names = ("mixed", "wrong", "other", "plain")
+    after_others = ran(tmp_path / "after", *names)
+    logs = [folder(after_others) / name / sweep.LOG for name in names]
+    found = ["server_learning_rate" in log.read_text() for log in logs]
+    assert found == [False, True, False, False]
+    for name in names[:-1]:
+        shutil.rmtree(folder(after_others) / name)
     alone = results(ran(tmp_path / "alone", "plain"))
     assert results(after_others) == alone and len(alone["plain"][0]) == 4
