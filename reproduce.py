@@ -110,7 +110,8 @@ PARSER.flag(
 PARSER.flag("fresh", False, "Start all runs anew; existing runs are kept under other names.")
 PARSER.flag(
     "figure_width",
-    help="Inches of each figure, for a column of a paper: 3.25 or 6.75. Unset: as its panels need.",
+    help="Inches of each figure, for a column of a paper: 3.25 or 6.75. Unset: wide enough for "
+    "its panels.",
     type=float,
     minimum=2.0,
     maximum=20.0,

@@ -197,11 +197,11 @@ def _page(
             "",
             "## Methods",
             "",
-            "An area is that under a method's profile: 1 means that it was the best in every "
-            "study. *Improvement* is the probability of a lower validation loss than FedAvg's in "
-            "the same study. *Final* is the test metric over five fresh seeds, where FedAvg's mean "
-            "is 1. Intervals are at 95 %, by a bootstrap over studies or seeds; with three studies "
-            "they are coarse.",
+            "*Area* is the area under a method's profile; 1 means that the method was the best in "
+            "every study. *Improvement* is the probability of a lower validation loss than "
+            "FedAvg's in the same study. *Final* is the test metric over five fresh seeds, where "
+            "FedAvg's mean is 1. Intervals are at 95 %, by a bootstrap over studies or seeds; "
+            "with three studies they are coarse.",
             "",
             *_table(ranked),
             "",

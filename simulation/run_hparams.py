@@ -301,7 +301,7 @@ RUN_HPARAMS = (
     _flag(
         "clients_per_chunk",
         None,
-        "Do a round in chunks of this many clients, in bounded memory. --workers share the "
+        "Process each round in chunks of this many clients, to bound memory. --workers share the "
         "chunks. Changes the last bits of results. Unset: one chunk.",
         type=int,
         minimum=1,
@@ -390,7 +390,7 @@ RUN_HPARAMS = (
     _flag(
         "fresh",
         False,
-        "Start anew where the folder holds a run. That run is kept beside it, in "
+        "Start anew even if the folder holds a run. The old run is kept as "
         "<experiment_name>.replaced-1 or the next free number.",
         common=True,
         on_resume=ACTION,

@@ -250,8 +250,8 @@ def configure_gpus(memory_mb: int | None, deterministic: bool) -> None:
                 tf.config.set_logical_device_configuration(gpu, [limited])
             except (RuntimeError, ValueError) as e:
                 raise RunError(
-                    f"--gpu_memory_mb={memory_mb} comes too late: TensorFlow has already started "
-                    "in this process, or lets a GPU's memory grow."
+                    f"--gpu_memory_mb={memory_mb} cannot take effect: TensorFlow has already "
+                    "started in this process, or lets a GPU's memory grow."
                 ) from e
     if deterministic:
         tf.config.experimental.enable_op_determinism()

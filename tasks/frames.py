@@ -117,7 +117,7 @@ def from_frame(
     """
     table = _Table(df, "df", user, target, id)
     if sum(part is not None for part in (features, text, image)) > 1:
-        raise TaskError("give one of features, text and image.")
+        raise TaskError("pass only one of features, text and image.")
     if standardize and (text is not None or image is not None):
         raise TaskError("standardize is used with features only.")
     inputs: _Inputs
@@ -362,7 +362,7 @@ def _check_ids(tables: Sequence[_Table]) -> None:
             place = f"row {row} of {table.what}"
             if name in seen:
                 raise TaskError(
-                    f"id: {name!r} names {seen[name]} and {place}; drop one (drop_duplicates)."
+                    f"id: {seen[name]} and {place} both have {name!r}; drop one (drop_duplicates)."
                 )
             seen[name] = place
 
@@ -392,7 +392,7 @@ def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list
     if len(set(columns)) < len(columns):
         raise TaskError("features names a column twice.")
     if target in columns:
-        raise TaskError(f"features has the target {target!r}, which is what is learnt.")
+        raise TaskError(f"features includes the target {target!r}; leave it out.")
     for column in columns:
         table.require(column, "features")
     return columns
@@ -424,8 +424,8 @@ class _Target:
             # After missing values pandas holds whole numbers as floats.
             if (column % 1 == 0).all():
                 _warn(
-                    f"target {name!r} has {number} different whole numbers and is learnt as a "
-                    "number, by squared error; if they are classes, give target_type='category'."
+                    f"target {name!r} has {number} different whole numbers and is treated as "
+                    "a number (squared error); if they are classes, give target_type='category'."
                 )
         is_category = not is_number if target_type is None else target_type == "category"
         self.classes = _categories(column) if is_category else None
@@ -923,7 +923,9 @@ def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray 
     if hasattr(column.dtype, "categories"):
         without = [str(u) for u in column.cat.categories if str(u) not in parts]
         if without:
-            _warn(f"{missing.clients(without)} of column {table.user!r} without rows left out.")
+            _warn(
+                f"left out: {missing.clients(without)} of column {table.user!r}, without any rows."
+            )
     written: dict[str, list[str]] = {}
     for name in parts:
         written.setdefault(name.strip().casefold(), []).append(name)

@@ -39,7 +39,7 @@ def fault(what: str, function: Any, y: tuple[int, ...], y_dtype: np.dtype) -> st
     if "Metric" in kinds and "MeanMetricWrapper" not in kinds and what != LOSS:
         return (
             f"{what} ({type(function).__name__}) is not a mean over examples, so clients' values "
-            "cannot be added up; give a function of (y, outputs) that returns a value, or (value, "
+            "cannot be combined; give a function of (y, outputs) that returns a value, or (value, "
             "weight), per example, or measure it with Keras on the final weights."
         )
     if "Loss" in kinds and not compat.is_of_keras(type(function)):

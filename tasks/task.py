@@ -434,8 +434,8 @@ def _check_metrics(task: Task) -> None:
     if compared and task.primary_metric not in task.metrics:
         known = ", ".join(task.metrics) or "it has none"
         raise TaskError(
-            f"primary_metric={task.primary_metric!r} is none of its metrics: {known}. Name one of "
-            "them, or loss."
+            f"primary_metric={task.primary_metric!r} is not one of its metrics: {known}. Name "
+            "one of them, or loss."
         )
 
 

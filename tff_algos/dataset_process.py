@@ -38,7 +38,7 @@ def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.L
     if not isinstance(process, Process):
         raise TypeError(
             "from_datasets needs a tff.learning.templates.LearningProcess of tff_algos.build; "
-            f"found a {type(process).__name__}, whose next takes more than a state and clients."
+            f"found a {type(process).__name__}, whose next also needs client states."
         )
     model = process.model
     specs = model.x_spec, model.y_spec

@@ -246,7 +246,9 @@ def _made(what: str, given: Any) -> Any:
     try:
         return given()
     except TypeError as e:
-        raise ModelError(f"{what} is the class {given.__name__}; give an object of it.") from e
+        raise ModelError(
+            f"{what} is the class {given.__name__}; pass an instance, {given.__name__}()."
+        ) from e
 
 
 def _elementwise(loss: Callable) -> Callable:
@@ -375,9 +377,9 @@ def _elementwise_metric(name: str, metric: Any) -> Callable:
         return _in_evaluate(metric._fn, metric._fn_kwargs, metric.dtype)
     if isinstance(metric, tf.keras.metrics.Metric) or not callable(metric):
         raise ModelError(
-            f"Metric {name!r} ({type(metric).__name__}) is not a mean over examples, so clients' "
-            "values cannot be added up. Pass a function of (y, outputs) that returns a value or "
-            "(value, weight) per example, or compute it with Keras on the final weights."
+            f"Metric {name!r} ({type(metric).__name__}) is not a mean over examples, so values "
+            "of clients cannot be combined. Pass a function of (y, outputs) that returns a value "
+            "or (value, weight) per example, or compute it with Keras on the final weights."
         )
     if isinstance(metric, tf.keras.losses.Loss):
         raise ModelError(
@@ -746,13 +748,13 @@ def _refuse_targets(y_spec, outputs_spec, mask_spec, functions):
         if one[1:] != other[1:]:
             raise ModelError(
                 f"{_what(name)} compares the target of an example with the outputs of all: targets "
-                f"{targets} and outputs {outputs} are broadcast; give it equal shapes, by "
-                "from_keras's y_spec= or in the function."
+                f"{targets} and outputs {outputs} are broadcast; make their shapes equal, with "
+                "from_keras's y_spec= or inside the function."
             )
         if [one[0], other[0]] != sizes:
             raise ModelError(
-                f"{_what(name)} gives values {one.as_list()} for {sizes[0]} examples with targets "
-                f"{targets} and outputs {outputs}; it must give one for each example."
+                f"{_what(name)} returns values {one.as_list()} for {sizes[0]} examples with "
+                f"targets {targets} and outputs {outputs}; it must return one value per example."
             )
 
 

@@ -63,7 +63,7 @@ def _from_compiled(keras_model: tf.keras.Model) -> Model:
     losses = tf.nest.flatten(getattr(keras_model, "loss", None))
     if not losses or losses == [None]:
         raise ModelError(
-            f"Keras model {keras_model.name!r} does not say its loss: compile it with one, or give "
+            f"Keras model {keras_model.name!r} has no loss: compile it with one, or use "
             "tff_algos.from_keras(model, loss=...)."
         )
     if len(losses) != 1:

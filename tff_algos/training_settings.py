@@ -114,7 +114,7 @@ TRAINING_HPARAMS = (
             {"constant": hparams_lib.NOT_USED, "inverse_time": 1},
             otherwise=500,
         ),
-        "Rounds of one decay of the schedule.",
+        "Rounds per decay step of the schedule.",
         source="Adaptive Federated Optimization, App. E.6; 1 of inverse_time: choice",
         minimum=1,
     ),

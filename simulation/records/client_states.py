@@ -130,8 +130,8 @@ class ClientStates:
         self._db.execute("INSERT OR IGNORE INTO facts VALUES ('form', ?)", [form])
         if self._fact("form") != form:
             raise RunError(
-                f"{self._path} holds client states of another form than this version of the "
-                "method uses; choose another --experiment_name."
+                f"{self._path} has client states whose structure differs from what this version "
+                "of the method uses; choose another --experiment_name."
             )
         layout = json.dumps(
             [

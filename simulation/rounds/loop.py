@@ -412,8 +412,8 @@ def restore_state(initial: Any, leaves: Sequence[np.ndarray]) -> Any:
     )
     if not same:
         raise RunError(
-            "The checkpoint holds a state of another form than this version of the method uses; "
-            "choose another --experiment_name."
+            "The checkpoint has a state whose structure differs from what this version of the "
+            "method uses; choose another --experiment_name."
         )
     state = tf.nest.pack_sequence_as(initial, list(leaves))
     # Other parts of the state may grow during a run, so only the weights' shapes are compared.

@@ -129,8 +129,8 @@ def _sent(ray, request):
         reason = " ".join(str(e).split())[:300]
         raise HparamError(
             f"--workers cannot send the {kinds} given in Python to other "
-            f"processes ({reason}); a module that registers it, named with --import, is made anew "
-            "in each."
+            f"processes ({reason}); register it in a module and name that with --import, so that "
+            "each process can create it."
         ) from e
 
 

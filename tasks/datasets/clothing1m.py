@@ -337,7 +337,7 @@ def _read_lists(data_dir: str, part: str) -> tuple[list[str], np.ndarray]:
                 f"{_NUM_CLASSES}; {_ADVICE}"
             )
         if labels.setdefault(key, int(label[0])) != int(label[0]):
-            raise DataError(f"{labels_path} is damaged: it has two labels of {key}; {_ADVICE}")
+            raise DataError(f"{labels_path} is damaged: it lists {key} with two labels; {_ADVICE}")
     # A picture that is listed twice counts once, or it could be in train and test of two clients.
     keys = list(dict.fromkeys(_lines(keys_path)))
     unknown = next((key for key in keys if key not in labels), None)
@@ -385,7 +385,7 @@ def _decode(content: bytes, what: str) -> tf.Tensor:
         return tf.io.decode_image(content, channels=3, expand_animations=False)
     # TensorFlow fails to decode its own message when it quotes bytes that are not text.
     except (tf.errors.OpError, UnicodeDecodeError) as error:
-        raise DataError(f"{what} is damaged or no picture; {_ADVICE}") from error
+        raise DataError(f"{what} is damaged or not an image; {_ADVICE}") from error
 
 
 def _smaller(

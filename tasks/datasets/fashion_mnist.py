@@ -72,7 +72,7 @@ def _check(chosen: Settings) -> None:
     for name in names:
         if name not in _CLASSES:
             raise HparamError(
-                f"fashion_mnist: classes has {name!r}, which is none of {', '.join(_CLASSES)}."
+                f"fashion_mnist: classes has {name!r}, which is not one of {', '.join(_CLASSES)}."
             )
     if len(set(names)) < len(names):
         raise HparamError(f"fashion_mnist: classes={','.join(names)} names a class twice.")

@@ -356,7 +356,9 @@ def _open_vectors(path: str, size: int) -> Iterator[io.BufferedIOBase | IO[bytes
         ]
         chosen = texts if len(texts) == 1 else [name for name in texts if f".{size}d." in name]
         if len(chosen) != 1:
-            raise ValueError(f"it has {len(texts)} files and not one of {size} numbers a word")
+            raise ValueError(
+                f"it has {len(texts)} files, but must have one with {size} numbers per word"
+            )
         with archive.open(chosen[0]) as file:
             yield file
 

@@ -445,7 +445,7 @@ def _read_tff(data_dir: str | None) -> dict[str, _Client]:
     train, test = parts
     if train.keys() != test.keys():
         (path,) = data.files
-        raise DataError(f"{path} has other clients in test than in train; {_ADVICE}")
+        raise DataError(f"{path} has different clients in test and train; {_ADVICE}")
     return {name: _Client(train[name], test[name]) for name in train}
 
 

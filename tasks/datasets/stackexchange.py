@@ -273,7 +273,7 @@ def _read_file(data_dir: str | None, file_name: str) -> dict[tuple[str, int], di
                 post = _checked(files.json_of(line), types)
                 key = post.get("site", "matheducators"), post["post_id"]
                 if key in posts:
-                    raise ValueError(f"post {post['post_id']} is there twice")
+                    raise ValueError(f"post {post['post_id']} occurs twice")
                 posts[key] = post
         if not posts:
             raise ValueError("it has no posts")

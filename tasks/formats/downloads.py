@@ -55,7 +55,9 @@ def fetch(url: str, path: str, advice: str, sha256: str | None = None) -> None:
             for name, wanted in (("md5", md5), ("sha256", sha256)):
                 if wanted is not None and _digest(part, name).hexdigest() != wanted:
                     os.remove(part)
-                    raise ValueError(f"what came from {url} has not the {name} {wanted}")
+                    raise ValueError(
+                        f"the download from {url} does not have the expected {name} {wanted}"
+                    )
             os.replace(part, path)
             _remove_if_there(f"{part}.etag")
 

@@ -310,7 +310,7 @@ def entry(record: Any, key: str | bytes, kind: type | tuple[type, ...]) -> Any:
       ValueError: If the entry is missing or has another type.
     """
     if not isinstance(record, dict):
-        raise ValueError(f"a {type(record).__name__} where an object belongs")
+        raise ValueError(f"a {type(record).__name__} instead of a JSON object")
     if key not in record:
         raise ValueError(f"an object without {key!r}")
     value = record[key]
@@ -399,7 +399,7 @@ def read_npy(stream: Stream, shape: Sequence[int | None], kinds: str) -> np.ndar
     )
     if not fits or dtype.kind not in kinds or dtype.hasobject:
         wanted = tuple("n" if length is None else length for length in shape)
-        raise ValueError(f"an array of shape {found} and type {dtype}, where {wanted} belongs")
+        raise ValueError(f"an array of shape {found} and type {dtype} instead of {wanted}")
     size = memory.size_of(found, dtype)
     data = read_at_most(stream, min(size, MAX_BYTES))
     if len(data) != size:

@@ -139,6 +139,7 @@ def read_labelled_images(
         digest = hashlib.sha256(labels.astype(np.uint8).tobytes()).hexdigest()
         if published and (len(labels) > size or (len(labels) == size and digest != sha256)):
             raise ValueError(
-                f"its {len(labels):,} labels are not the publisher's {size:,}; another set's?"
+                f"its {len(labels):,} labels are not the publisher's {size:,}; they may belong to "
+                "another data set"
             )
     return images[..., np.newaxis], labels.astype(np.int32)

@@ -284,7 +284,7 @@ def _open_folder(path: str) -> _Tree:
                     # A link may lead to a folder that it lies in.
                     real = os.path.realpath(entry.path)
                     if real in above:
-                        raise ValueError(f"{entry.path} is a link to a folder above it")
+                        raise ValueError(f"{entry.path} is a link to one of its parent folders")
                     walk(entry.path, f"{below}{entry.name}/", {*above, real})
                 else:
                     sizes[f"{below}{entry.name}"] = os.path.getsize(entry.path)

@@ -181,7 +181,7 @@ def read(
             if prepared.made_of(folder, again) != now:
                 raise DataError(
                     f"{folder} was made from different files than {_steps(found)} in "
-                    f"{found.folder}; to read these, {again}"
+                    f"{found.folder}; to use the current files, {again}"
                 )
             prepared.warn_if_older(folder, found.paths)
         _say(task, f"{folder}, a set made of LEAF's files", made)

@@ -95,7 +95,7 @@ class PlainUnpickler(pickle._Unpickler):
         """
         module = compat.numpy_1(module)
         if (module, name) not in self._STAND_INS:
-            raise ValueError(f"it wants {module!s:.80}.{name!s:.80}")
+            raise ValueError(f"it refers to {module!s:.80}.{name!s:.80}, which is not allowed")
         return self._STAND_INS[module, name]
 
     def get_extension(self, code: int) -> Any:
@@ -104,4 +104,4 @@ class PlainUnpickler(pickle._Unpickler):
         Raises:
           ValueError: Always.
         """
-        raise ValueError("it wants a registered extension")
+        raise ValueError("it uses a pickle extension, which is not allowed")

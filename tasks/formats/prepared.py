@@ -232,11 +232,11 @@ def read(
         of_clients = _ranges(files_lib.entry(manifest, "clients", list))
         held = sum(len(rows) for clients in of_clients.values() for rows in clients.values())
         if held != num_rows:
-            raise ValueError(f"{num_rows} rows, of which clients have {held}")
+            raise ValueError(f"it has {num_rows} rows, but its clients have {held} in total")
         if parts is not None and {part: set(c) for part, c in of_clients.items()} != {
             part: {""} for part in parts
         }:
-            raise ValueError(f"its parts are {list(of_clients)!s:.200} and not {list(parts)}")
+            raise ValueError(f"its parts are {list(of_clients)!s:.200} instead of {list(parts)}")
     mapped: dict[str, np.ndarray] = {}
     strings = {}
     for name, array in arrays.items():
@@ -246,7 +246,7 @@ def read(
             ends = _map(folder, f"{name}.ends", "<i8", shape, manifest, advice)
             with files_lib.decoding(os.path.join(folder, f"{name}.ends"), advice, damaged):
                 if np.any(np.diff(ends, prepend=0) < 0) or ends[-1:].sum() != len(values):
-                    raise ValueError("the strings' ends do not follow each other")
+                    raise ValueError("the ends of the strings are not in increasing order")
             strings[name] = Ragged(values, ends)
         else:
             mapped[name] = _map(folder, name, _little(array.dtype), shape, manifest, advice)
@@ -542,7 +542,7 @@ def _ranges(clients: Iterable[tuple[str, str, int]]) -> dict[str, dict[str, rang
             files_lib.check_client_id(client)
         own = parts.setdefault(part, {}).get(client, range(start, start))
         if own.stop != start:
-            raise ValueError(f"rows of {part!r} do not follow each other")
+            raise ValueError(f"rows of {part!r} are not consecutive")
         parts[part][client] = range(own.start, start + count)
         start += count
     return parts

@@ -198,7 +198,7 @@ def read(of: Set, folder: str, split: str) -> dict[str, np.ndarray]:
                 break
         if count != size:
             more = "more" if count > size else "fewer"
-            raise ValueError(f"it has {more} than the {size:,} examples of {of.name}")
+            raise ValueError(f"{more} than the {size:,} examples of {of.name} were found")
         return {name: np.concatenate([c[name] for c in chunks]) for name in of.features}
 
 
@@ -233,7 +233,7 @@ def _check_classes(described: Any) -> None:
     if isinstance(described, dict):
         name = described.get("pythonClassName", "tensorflow_datasets.")
         if not isinstance(name, str) or not name.startswith("tensorflow_datasets."):
-            raise ValueError(f"it wants {name!s:.80}")
+            raise ValueError(f"it refers to {name!s:.80}, which is not allowed")
         described = list(described.values())
     if isinstance(described, list):
         for part in described:
@@ -252,7 +252,7 @@ def _chunks(of: Set, folder: str, split: str) -> Iterator[Mapping[str, np.ndarra
     features = builder.info.features
     for name, (dtype, shape) in of.features.items():
         if name not in features:
-            raise ValueError(f"its examples have no {name!r}")
+            raise ValueError(f"its examples lack the feature {name!r}")
         found = np.dtype(features[name].np_dtype).name, tuple(features[name].shape)
         if found != (dtype, shape):
             raise ValueError(f"{name!r} is {found[0]} of shape {found[1]}")

@@ -329,10 +329,10 @@ def with_value(column, value, row=3):
         (None, {"user": "whom"}, "user: df has no column 'whom'; it has who, a, b, kind"),
         (None, {"target": "sort"}, "target: df has no column 'sort'"),
         (None, {"features": ["a", "c"]}, "features: df has no column 'c'"),
-        (None, {"features": ["a", "kind"]}, "features has the target 'kind'"),
+        (None, {"features": ["a", "kind"]}, "features includes the target 'kind'"),
         (None, {"features": "a"}, "features must be a list of columns, found 'a'"),
         (None, {"features": ["a", "a"]}, "features names a column twice"),
-        (None, {"features": ["a"], "text": "kind"}, "give one of features, text and image"),
+        (None, {"features": ["a"], "text": "kind"}, "pass only one of features, text and image"),
         (None, {"text": "a"}, "column 'a' has 0.0 in row 0; it must be text"),
         (None, {"text": "who", "standardize": True}, "standardize is used with features only"),
         (None, {"user": "kind"}, "user, target and id must be three different columns"),
@@ -370,11 +370,15 @@ def with_value(column, value, row=3):
         (None, {"validation": frame().drop(columns="who")}, "validation must have the column of u"),
         (frame()[:0], {}, "df has no rows"),
         (frame(kind="cat"), {}, "target 'kind' has one value only, 'cat'"),
-        (frame(id=[1, 2] * 12), {"id": "id"}, "id: 1 names row 0 of df and row 2 of df; drop one"),
+        (
+            frame(id=[1, 2] * 12),
+            {"id": "id"},
+            "id: row 0 of df and row 2 of df both have 1; drop one",
+        ),
         (
             frame(id=range(24)),
             {"id": "id", "test_frame": frame(2, id=[70, 5])},
-            "id: 5 names row 5 of df and row 1 of test_frame",
+            "id: row 5 of df and row 1 of test_frame both have 5",
         ),
         (
             pd.concat([frame(), frame()[["a"]]], axis=1),
@@ -450,7 +454,7 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
         (frame(kind=["cat", "dog", "dog", "emu"] * 6), r"4 clients \(u0, .* of one class only"),
         (
             frame(who=pd.Categorical(["u0", "u1"] * 12, ["u0", "gone", "u1"])),
-            r"1 client \(gone\) of column 'who' without rows left out",
+            r"left out: 1 client \(gone\) of column 'who', without any rows",
         ),
         (
             frame(who=["Ann", "ann ", "bob", "cy"] * 6),
@@ -496,6 +500,19 @@ def test_it_runs_and_keeps_what_numbers_stand_for(tmp_path, changes):
     assert np.isfinite(result.rounds["eval/loss"]).all()
     kept = json.loads(pathlib.Path(result.folder, "encoding.json").read_text())
     assert kept == task.encoding
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "bool"])
+def test_whole_numbers_train_a_float_model_as_the_same_floats_do(tmp_path, dtype):
+    df = frame()
+    x = df[["a", "b"]].to_numpy().astype(dtype)
+    rounds = []
+    for inputs in (x, x.astype("float32")):
+        task = tasks.from_arrays(inputs, df.kind, df.who, model=dense(3))
+        folder = tmp_path / inputs.dtype.name
+        rounds.append(simulation.run(task=task, root_output_dir=folder, **SETTINGS).rounds)
+    measured = [c for c in rounds[0] if c.startswith(("train/", "eval/", "fairness/"))]
+    pd.testing.assert_frame_equal(rounds[0][measured], rounds[1][measured], check_exact=True)
 
 
 def test_other_rows_are_another_run(tmp_path):

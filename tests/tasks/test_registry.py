@@ -232,7 +232,7 @@ def test_what_auto_stands_for_settles_what_depends_on_it():
 @pytest.mark.parametrize(
     ("name", "settings", "words"),
     [
-        ("fashion_mnist", {"partition": "class", "classes": "coat,hat"}, "none of t_shirt"),
+        ("fashion_mnist", {"partition": "class", "classes": "coat,hat"}, "not one of t_shirt"),
         ("fashion_mnist", {"partition": "class", "classes": "coat,coat"}, "names a class twice"),
         ("femnist", {"partition": "skewed", "split": "source"}, "needs split=local"),
         ("shakespeare_character", {"source": "tff", "roles": "leaf"}, "use source=text"),

@@ -165,7 +165,7 @@ def test_data_sets_of_anything_else_are_refused_in_one_line(problem, make):
 @pytest.mark.parametrize("name", shared.methods(["scaffold", "afl"]))
 def test_data_sets_within_tff_have_no_states_and_no_names(name):
     error, says = {
-        "scaffold": (TypeError, "whose next takes more than a state and clients"),
+        "scaffold": (TypeError, "whose next also needs client states"),
         "afl": (ValueError, "Client 0 of the cohort has no index"),
     }[name]
     with pytest.raises(error, match=says) as e:

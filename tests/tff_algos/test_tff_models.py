@@ -243,7 +243,7 @@ class _Drawing(Tutorial):
     ("model", "says"),
     [
         (lambda p: object(), "model must be a tff_algos.Model .* found a object"),
-        (lambda p: toy.keras_model(p), "does not say its loss: compile it with one, or give"),
+        (lambda p: toy.keras_model(p), "has no loss: compile it with one, or use"),
         (lambda p: compiled(p, loss_weights=[0.0]), "loss_weights=.0.0., .*: leave them out"),
         (lambda p: compiled(p, loss_weights=0.5), "loss_weights=0.5, .*: leave them out"),
         (

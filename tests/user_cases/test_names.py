@@ -208,7 +208,8 @@ def test_links_that_lead_nowhere_are_one_line(tmp_path, name, where):
         tasks.load(name, data_dir=str(tmp_path), **trees._SMALL)
     said = str(error.value)
     assert (
-        "\n" not in said and ("link to a folder above it" if where == "loop" else "missing") in said
+        "\n" not in said
+        and ("link to one of its parent folders" if where == "loop" else "missing") in said
     )
 
 

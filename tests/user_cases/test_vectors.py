@@ -127,8 +127,12 @@ def test_vectors_are_found_in_the_data_folder(tmp_path, plain, name, subfolder):
 @pytest.mark.parametrize(
     ("name", "make", "said"),
     [
-        ("two.zip", lambda plain: _zip({"a.txt": plain, "b.txt": plain}), "2 files and not one"),
-        ("none.zip", lambda plain: _zip({}), "0 files and not one"),
+        (
+            "two.zip",
+            lambda plain: _zip({"a.txt": plain, "b.txt": plain}),
+            "2 files, but must have one",
+        ),
+        ("none.zip", lambda plain: _zip({}), "0 files, but must have one"),
         ("size.txt", lambda plain: b"14 200\n" + _sized(plain, 200), "line 2 has 200 numbers"),
         ("utf16.txt", lambda plain: plain.decode().encode("utf-16"), "utf-8"),
         ("long.txt.gz", lambda plain: gzip.compress(bytes(5 << 20)), "more than 1,048,576 bytes"),

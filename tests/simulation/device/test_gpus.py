@@ -74,7 +74,7 @@ def test_a_limit_that_comes_too_late_is_refused_and_one_in_force_is_not(gpus):
     settings["started"] = True
     runtimes.configure_gpus(2048, False)
     runtimes.configure_gpus(None, False)
-    with pytest.raises(RunError, match=r"^--gpu_memory_mb=1024 comes too late: .*[.]$"):
+    with pytest.raises(RunError, match=r"^--gpu_memory_mb=1024 cannot take effect: .*[.]$"):
         runtimes.configure_gpus(1024, False)
 
 

@@ -128,7 +128,7 @@ def test_damage_is_seen(tmp_path, name):
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     said = "checksum"
     if name == "text.ends":
-        said = "follow each other"
+        said = "increasing order"
     else:
         prepared.read(folder, "ADVICE", _ARRAYS)  # Only the checksum tells.
     with pytest.raises(DataError, match=f"{name} is damaged.*{said}.*ADVICE"):

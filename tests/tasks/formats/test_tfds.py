@@ -345,7 +345,7 @@ def test_another_set_under_that_name_is_refused(copied, changed):
     [
         ({"image": ("uint8", (32, 32, 3)), "label": ("int64", ())}, "shape (28, 28, 1)"),
         ({"image": ("uint8", (28, 28, 1)), "label": ("int32", ())}, "'label' is int64"),
-        ({"id": ("object", ()), "label": ("int64", ())}, "no 'id'"),
+        ({"id": ("object", ()), "label": ("int64", ())}, "lack the feature 'id'"),
     ],
 )
 def test_examples_of_another_form_are_refused(copied, features, named):

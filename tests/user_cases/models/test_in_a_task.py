@@ -189,7 +189,7 @@ REFUSED = {
     "outputs in a row": (in_a_row, NUMBERS, "mse", {}, r"model give outputs \[None, 1\]"),
     "mean over examples": (
         linear, NUMBERS, lambda y, p: tf.reduce_mean((y[:, None] - p) ** 2, 0), {},
-        r"gives values \[1\] for 5 examples .* one for each example",
+        r"returns values \[1\] for 5 examples .* one value per example",
     ),
     "cosine over examples": (
         lambda: linear(3), X, K.CosineSimilarity(axis=0), {}, "one for each example"
