@@ -57,11 +57,8 @@ _HARMLESS_STATEFUL_OPS = frozenset(
     ]
 )
 _SIXTEEN_BITS = (tf.float16, tf.bfloat16)
-_SPATIAL_DROPOUT = (
-    tf.keras.layers.SpatialDropout1D,
-    tf.keras.layers.SpatialDropout2D,
-    tf.keras.layers.SpatialDropout3D,
-)
+# What `fit` and `evaluate` call, and no method does.
+_OWN_STEPS = ("train_step", "compute_loss", "test_step", "compute_metrics")
 
 
 @memory.without_collection()
@@ -120,8 +117,10 @@ def from_keras(
     x_spec = x_spec or _inputs_of(keras_model)
     if not keras_model.built:
         raise ModelError(f"Model {keras_model.name!r} has no weights yet; call it once.")
+    _refuse_own_steps(keras_model)
     # Keras walks through all that the model holds to find them.
     layers = [m for m in keras_model.submodules if isinstance(m, tf.keras.layers.Layer)]
+    _refuse_traced_methods([keras_model, *layers])
     _refuse_weights(keras_model, layers, loss_scale)
     given = _as_compile_finds(loss)
     loss, metrics = _elementwise(given), _metrics(metrics)
@@ -135,7 +134,7 @@ def from_keras(
     frozen = tuple(v.numpy() for v in keras_model.non_trainable_variables)
     apply = _functional(keras_model, layers, frozen)
     functions = {"loss": loss, **metrics}
-    _refuse_targets(y_spec, outputs_spec, mask_spec, functions)
+    _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions)
     _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples)
     loss_tells = _is_nan_of_nan(loss, y_spec, outputs_spec)
 
@@ -196,6 +195,34 @@ def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
     return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
 
 
+def _refuse_own_steps(keras_model: tf.keras.Model) -> None:
+    """Refuses a model with its own `train_step` or measures, which no method calls."""
+    own = [n for n in _OWN_STEPS if getattr(type(keras_model), n, None) is not _of_keras(n)]
+    if own:
+        raise ModelError(
+            f"Model {keras_model.name!r} ({type(keras_model).__name__}) overrides {own[0]}, which "
+            "is never called here: put what it computes into loss= and metrics=, and pass a model "
+            "without it, such as tf.keras.Model(model.inputs, model.outputs)."
+        )
+
+
+def _of_keras(name):
+    return getattr(tf.keras.Model, name, None)
+
+
+def _refuse_traced_methods(layers: Sequence[tf.keras.layers.Layer]) -> None:
+    """Refuses `@tf.function`: it keeps the weights of its first call, so they would not train."""
+    for layer in layers:
+        own = (c for c in type(layer).__mro__ if not compat.is_of_keras(c))
+        for name, value in itertools.chain.from_iterable(vars(c).items() for c in own):
+            if isinstance(value, tf.types.experimental.PolymorphicFunction):
+                raise ModelError(
+                    f"Layer {layer.name!r} ({type(layer).__name__}) has @tf.function on {name}, "
+                    "which would keep the weights of its first call: remove the decorator. Rounds "
+                    "are traced without it, too."
+                )
+
+
 def _refuse_weights(
     keras_model: tf.keras.Model,
     layers: Sequence[tf.keras.layers.Layer],
@@ -247,7 +274,7 @@ def _made(what: str, given: Any) -> Any:
         return given()
     except TypeError as e:
         raise ModelError(
-            f"{what} is the class {given.__name__}; pass an instance, {given.__name__}()."
+            f"{what} is the class {given.__name__}; pass an instance, {given.__name__}(...)."
         ) from e
 
 
@@ -596,7 +623,13 @@ def _swap_item(stack, holder, key, value):
 
 
 def _draws(layer):
-    return isinstance(layer, tf.keras.layers.Dropout) or _takes(layer, "uniform")
+    return _is_dropout(layer) or _takes(layer, "uniform")
+
+
+def _is_dropout(layer):
+    """Returns whether a layer is one of Keras's dropout; a subclass may have its own `call`."""
+    dropout = tf.keras.layers.Dropout
+    return isinstance(layer, dropout) and type(layer).call is dropout.call
 
 
 def _takes(layer, argument):
@@ -616,7 +649,7 @@ def _changed_call(call, change):
 
 def _seeded_call(layer, seeds, in_training):
     """Returns a replacement for the layer's `call`."""
-    if isinstance(layer, tf.keras.layers.Dropout):
+    if _is_dropout(layer):
         return functools.partial(_dropout_call, layer, seeds, in_training)
     call = layer.call
 
@@ -641,7 +674,8 @@ def _dropout_call(layer, seeds, in_training, inputs, training=None):
     seed = next(seeds)
     if seed is None:
         return tf.identity(inputs)
-    if isinstance(layer, _SPATIAL_DROPOUT) or layer.noise_shape is not None:
+    usual = type(layer)._get_noise_shape is tf.keras.layers.Dropout._get_noise_shape
+    if not usual or layer.noise_shape is not None:
         return random.dropout(inputs, layer.rate, seed, layer._get_noise_shape(inputs))
     return random.dropout(inputs, layer.rate, seed)
 
@@ -707,16 +741,32 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
             f"Model {keras_model.name!r} adds losses while it is called, which is not supported; "
             "add them to the loss function."
         )
+    _refuse_read_weights(keras_model, traced, "The model")
     refuse_stateful_ops(traced.graph, {layer.name for layer in layers})
     mask = masks[-1]
     mask_spec = None if mask is None else tf.TensorSpec(mask.shape, mask.dtype)
     return tf.TensorSpec(outputs.shape, outputs.dtype), mask_spec
 
 
-def _refuse_targets(y_spec, outputs_spec, mask_spec, functions):
+def _refuse_read_weights(keras_model, traced, what):
+    """Refuses a graph that reads a trainable weight itself and not the one that it is given.
+
+    That weight would stay as it is: it would get no gradient, and nothing would tell.
+    """
+    captured = {id(tensor) for tensor in traced.captured_inputs}
+    for variable in keras_model.trainable_variables:
+        if id(variable.handle) in captured:
+            raise ModelError(
+                f"{what} reads the weight {variable.name!r} around its layer, so it would not "
+                "train. Read it only as an attribute of a layer, in that layer's `call`."
+            )
+
+
+def _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions):
     """Refuses functions that do not accept such targets or do not return a value per example.
 
     Args:
+      keras_model: The model, whose weights they must not read.
       y_spec: Batch of targets.
       outputs_spec: Batch of outputs.
       mask_spec: Batch of Keras's mask of the outputs; `None` if they have none.
@@ -736,7 +786,8 @@ def _refuse_targets(y_spec, outputs_spec, mask_spec, functions):
     # Sizes of a batch that are no size of an example, too.
     dims = {size for spec in specs for size in spec.shape[1:]}
     sizes = [size for size in (5, 7, 11, 13, 17, 19, 23, 29, 31, 37) if size not in dims][:2]
-    shapes = _shapes_of_values(functions, specs, sizes, refuse)
+    traced, shapes = _shapes_of_values(functions, specs, sizes, refuse)
+    _refuse_read_weights(keras_model, traced, "The loss or a metric")
     for name, (one, other) in shapes.items():
         if not one.rank:
             cure = "it return one value per example, without tf.reduce_mean or with axis=-1"
@@ -778,7 +829,7 @@ def _is_nan_of_nan(loss: Callable, y_spec: tf.TensorSpec, outputs_spec: tf.Tenso
 
 
 def _shapes_of_values(functions, specs, sizes, refuse):
-    """Returns the shapes of what losses and metrics return for batches of two sizes, by name.
+    """Returns a trace of losses and metrics, and the shapes of their values for two sizes by name.
 
     Args:
       functions: Losses and metrics by name.
@@ -804,10 +855,11 @@ def _shapes_of_values(functions, specs, sizes, refuse):
                     refuse(name, e)
                 shapes.setdefault(name, []).append(values.shape)
 
-    trace.get_concrete_function(
+    traced = trace.get_concrete_function(
         *([tf.TensorSpec([n, *s.shape[1:]], s.dtype) for s in specs] for n in (None, *sizes))
     )
-    return {name: found[1:] for name, found in shapes.items() if found[1].rank is not None}
+    known = {name: found[1:] for name, found in shapes.items() if found[1].rank is not None}
+    return traced, known
 
 
 def _what(name):

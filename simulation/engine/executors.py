@@ -299,7 +299,7 @@ class Stacked:
         traced = self._traced(phase, number)
         with graph_calls.calling(self.graphs.executors[phase, number]):
             # TensorFlow returns `None` instead of an empty list.
-            outputs = compat.flat(traced._inference_function)(*given) or []
+            outputs = compat.flat(traced._inference_function)(*given, *traced.captured_inputs) or []
         of_aggregates, of_kept, of_states = self._places[phase, number]
         partials = {}
         for primitive, places in zip(of_phase.aggregates, of_aggregates, strict=True):
@@ -405,7 +405,6 @@ class Stacked:
         traced = tf.function(of_phase, autograph=False).get_concrete_function(
             *tf.nest.flatten(structure)
         )
-        assert not traced.captured_inputs, "work gives a graph its own inputs only"
         return traced
 
 

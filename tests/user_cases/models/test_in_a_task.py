@@ -192,7 +192,7 @@ REFUSED = {
         r"returns values \[1\] for 5 examples .* one value per example",
     ),
     "cosine over examples": (
-        lambda: linear(3), X, K.CosineSimilarity(axis=0), {}, "one for each example"
+        lambda: linear(3), X, K.CosineSimilarity(axis=0), {}, "one value per example"
     ),
     "of all": (linear, NUMBERS, lambda y, p: y - p, {}, "compares .* with the outputs of all"),
     "numbers of classes": (
@@ -206,7 +206,7 @@ REFUSED = {
         linear, NUMBERS, "mse", {"m": K.MeanSquaredError()}, "is a loss, .* tf.keras.metrics"
     ),
     "class that wants arguments": (
-        linear, NUMBERS, "mse", {"m": M.MeanIoU}, "is the class MeanIoU; give an object"
+        linear, NUMBERS, "mse", {"m": M.MeanIoU}, "is the class MeanIoU; pass an instance"
     ),
     "AUC": (linear, NUMBERS > 0, "mse", {"m": M.AUC()}, "is not a mean over examples"),
     "AUC by name": (linear, NUMBERS > 0, "mse", {"m": "AUC"}, "is not a mean over examples"),
@@ -252,7 +252,7 @@ def test_refused_in_a_run(name, tmp_path):
     [
         (two_outputs, {"loss": ["mse", "mae"]}, "is compiled with 2 losses, .* one tensor"),
         (two_outputs, {"loss": "mse"}, "has 2 outputs; it must have one tensor"),
-        (linear, {"loss": None}, "does not say its loss: compile it"),
+        (linear, {"loss": None}, "has no loss: compile it"),
         (linear, {"loss": "mse", "weighted_metrics": ["mae"]}, "weighted_metrics=, .* metrics="),
         (linear, {"loss": "mse", "metrics": [M.Precision()]}, "'precision'.* is not a mean"),
         (

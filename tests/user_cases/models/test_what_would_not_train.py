@@ -1,0 +1,176 @@
+"""Weights, layers and steps that a model's own code hides: refused, or equal to Keras."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import simulation
+import tasks
+import tff_algos
+from tff_algos.model import ModelError
+
+K = tf.keras
+L = K.layers
+LOSS = K.losses.SparseCategoricalCrossentropy(from_logits=True)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(6, 4)).astype(np.float32)
+
+
+def sequence(*layers):
+    return K.Sequential([L.InputLayer([4]), *layers])
+
+
+class Listed(L.Layer):
+    """Reads its weight through a list."""
+
+    def build(self, shape):
+        self.a = self.add_weight("a", shape=(4, 3))
+        self.all = [self.a]
+
+    def call(self, x):
+        return x @ self.all[0]
+
+
+class OfTrainable(Listed):
+    def call(self, x):
+        return x @ self.trainable_weights[0]
+
+
+class Traced(Listed):
+    @tf.function
+    def call(self, x):
+        return x @ self.a
+
+
+class TracedHelper(Listed):
+    def call(self, x):
+        return self.times(x)
+
+    @tf.function
+    def times(self, x):
+        return x @ self.a
+
+
+def tied():
+    ids = K.Input([5], dtype="int32")
+    embedding = L.Embedding(10, 4)
+    hidden = L.Dense(4)(L.Flatten()(embedding(ids)))
+    return K.Model(ids, tf.matmul(hidden, embedding.embeddings, transpose_b=True))
+
+
+def regularised_by_another():
+    first = L.Dense(3)
+    first.build([None, 4])
+    second = L.Dense(3, kernel_regularizer=lambda w: tf.reduce_sum((w - first.kernel[:3]) ** 2))
+    return sequence(first, second)
+
+
+@pytest.mark.parametrize(
+    ("model", "refusal"),
+    [
+        (lambda: sequence(Listed()), "^The model reads the weight 'listed.*' around its layer"),
+        (lambda: sequence(OfTrainable()), "^The model reads the weight"),
+        (tied, "^The model reads the weight 'embedding.*/embeddings:0'"),
+        (regularised_by_another, "^The model reads the weight"),
+        (lambda: sequence(Traced()), r"^Layer 'traced.*' \(Traced\) has @tf.function on call"),
+        (lambda: sequence(TracedHelper()), "has @tf.function on times"),
+    ],
+    ids=["list", "trainable_weights", "tied", "regulariser", "traced", "traced helper"],
+)
+def test_a_weight_that_would_not_train_is_refused(model, refusal):
+    with pytest.raises(ModelError, match=refusal):
+        tff_algos.from_keras(model(), loss=LOSS)
+
+
+def test_a_loss_must_not_read_the_models_weights():
+    model = sequence(L.Dense(3))
+
+    def loss(y, outputs):
+        penalty = tf.reduce_sum(model.trainable_variables[0] ** 2)
+        return K.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True) + penalty
+
+    with pytest.raises(ModelError, match=r"^The loss or a metric reads the weight 'dense"):
+        tff_algos.from_keras(model, loss=loss)
+
+
+@pytest.mark.parametrize("method", ["train_step", "compute_loss", "test_step", "compute_metrics"])
+def test_a_models_own_steps_are_refused(method):
+    own = type("Own", (K.Model,), {method: lambda self, *arguments, **named: None})
+    x = K.Input([4])
+    with pytest.raises(ModelError, match=rf"\(Own\) overrides {method}, which is never called"):
+        tff_algos.from_keras(own(x, L.Dense(3)(x)), loss=LOSS)
+
+
+class Twice(L.Dropout):
+    def call(self, inputs, training=None):
+        return 2 * super().call(inputs, training=training)
+
+
+class Columns(L.Dropout):
+    """Drops whole columns of a batch."""
+
+    def _get_noise_shape(self, inputs):
+        return tf.concat([[1], tf.shape(inputs)[1:]], 0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_dropouts_own_call_is_the_one_that_counts(training):
+    model = sequence(L.Dense(4), Twice(0.0), L.Dense(3))
+    made = tff_algos.from_keras(model, loss=LOSS)
+    batch = tff_algos.Batch(X, np.zeros(6, np.int32), np.ones(6, np.float32))
+    weights = tuple(map(tf.constant, made.initial_weights))
+    found = made.forward(weights, batch, training, tf.zeros([2], tf.int32)).objective
+    np.testing.assert_allclose(found, LOSS(batch.y, model(X, training=training)), rtol=1e-6)
+
+
+def test_a_dropouts_own_call_that_draws_is_refused():
+    with pytest.raises(ModelError, match=r"^Layer 'twice.*' uses the stateful operation"):
+        tff_algos.from_keras(sequence(L.Dense(4), Twice(0.5), L.Dense(3)), loss=LOSS)
+
+
+def test_a_dropouts_own_shape_of_noise_counts():
+    made = tff_algos.from_keras(sequence(Columns(0.5)), loss=LOSS)
+    ones = tff_algos.Batch(np.ones((6, 4), np.float32), np.zeros(6, np.int32), np.ones(6, "f"))
+    seen = made.forward((), ones, True, tf.zeros([2], tf.int32)).metrics["loss"][0]
+    # Every example loses the same columns.
+    assert len(set(np.asarray(seen).tolist())) == 1
+
+
+CLASS_WEIGHTS = {"few": [1.0, 2.0, 3.0], "many": np.arange(300.0)}
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized"])
+@pytest.mark.parametrize("kind", CLASS_WEIGHTS)
+def test_a_loss_may_hold_a_tensor(tmp_path, runtime, kind):
+    users = np.repeat(np.arange(4), 6).astype(str)
+    x, y = RNG.normal(size=(24, 4)).astype(np.float32), np.arange(24) % 3
+
+    def ended(weights):
+        def loss(y, outputs):
+            values = K.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+            return values * tf.gather(weights, tf.cast(y, tf.int32))
+
+        task = tasks.from_arrays(
+            x,
+            y,
+            users,
+            model=lambda seed: sequence(L.Dense(3, kernel_initializer="ones")),
+            loss=loss,
+            target_type="category",
+            name="own",
+        )
+        return simulation.run(
+            task=task,
+            algorithm="fedavg",
+            total_rounds=2,
+            clients_per_round=2,
+            client_batch_size=3,
+            client_learning_rate=0.1,
+            runtime=runtime,
+            root_output_dir=str(tmp_path / type(weights).__name__),
+            progress=False,
+        ).weights
+
+    numbers = np.asarray(CLASS_WEIGHTS[kind], np.float32)
+    for found, expected in zip(ended(tf.constant(numbers)), ended(numbers), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
