@@ -503,6 +503,7 @@ def _functional(
     """
     held = _held_variables([keras_model, *layers])
     trainable = [_holders(keras_model, held, v) for v in keras_model.trainable_variables]
+    between = _between_layers(keras_model, layers)
     fixed = []
     if frozen is not None:
         holders = (_holders(keras_model, held, v) for v in keras_model.non_trainable_variables)
@@ -517,11 +518,14 @@ def _functional(
 
     def apply(weights, x, training, seed, change=None, loss_scale=None, real=None):
         weights = [tf.convert_to_tensor(w) for w in weights]
+        scaled = weights
+        if loss_scale:
+            scaled = [_with_gradient_times(1 / loss_scale, w) for w in weights]
         with lock, contextlib.ExitStack() as stack:
-            for holders, weight in zip(trainable, weights, strict=True):
-                if loss_scale:
-                    weight = _with_gradient_times(1 / loss_scale, weight)
+            for holders, weight in zip(trainable, scaled, strict=True):
                 _swap(stack, holders, weight)
+            for arguments, place, number in between:
+                _swap_item(stack, arguments, place, scaled[number])
             for holders, value in fixed:
                 _swap(stack, holders, tf.constant(value))
             for holder, key, value in constants:
@@ -615,6 +619,21 @@ def _constants(layers: Sequence[Any]) -> list[tuple[Any, Any, np.ndarray]]:
                 if isinstance(value, ops.EagerTensor):
                     found.append((holder, key, value.numpy()))
     return found
+
+
+def _between_layers(keras_model, layers):
+    """Returns where weights are arguments between layers, as in `x @ embedding.embeddings`.
+
+    The result is a list of (arguments, place, number of the trainable weight).
+    """
+    number = {id(v): i for i, v in enumerate(keras_model.trainable_variables)}
+    return [
+        (node._flat_arguments, place, number[id(value)])
+        for layer in layers
+        for node in layer._inbound_nodes
+        for place, value in enumerate(node._flat_arguments)
+        if id(value) in number
+    ]
 
 
 def _swap_item(stack, holder, key, value):
