@@ -22,7 +22,7 @@ class Best(NamedTuple):
     Attributes:
       point: The point.
       runs: Its runs, one per seed of `selection`; empty if the row diverged at every point.
-      loss: Mean of their values by `selection`; infinite without runs.
+      loss: Mean of their values by `results.selection_value`; infinite without runs.
       tried: The runs of all points, each folder once.
     """
 
@@ -85,12 +85,13 @@ def settled(
 
     Returns:
       The set-up without `points_of`: the grid of each row is its best point among all set-ups of
-      that item. Rows that diverged at every point are left out. Also a sentence per row.
+      that item. Rows that diverged at every point are left out. Also a sentence per row, and one
+      per set-up that chose by test data.
 
     Raises:
       ReproduceError: If the searches of a row are unfinished.
     """
-    sources = item_files.read_item(setup.home / f"{setup.points_of}.toml").setups.values()
+    sources = list(item_files.read_item(setup.home / f"{setup.points_of}.toml").setups.values())
     found = {}
     for row in rows:
         every = [best(source, row, root) for source in sources if row in source.rows]
@@ -101,7 +102,11 @@ def settled(
                 f"unfinished; run --item={setup.points_of} first."
             )
         found[row] = min(finished, key=lambda one: one.loss)
-    told = []
+    told = [
+        f"{setup.points_of} chose its points by test data: {source.selection['metric']}."
+        for source in sources
+        if results.reads_test_data(source.selection)
+    ]
     for row, one in found.items():
         if not one.runs:
             say(f"{row} is left out: it diverged at every point of {setup.points_of}.")

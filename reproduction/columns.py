@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from reproduction import items
+from reproduction import items, results
 from reproduction.items import PlannedRun, ReproduceError, Setup
 from simulation.measures import columns
 from simulation.records import metrics_csv
@@ -20,6 +20,7 @@ OF_FIGURES = {
     "direction": "train/direction_norm",
     "improved": columns.IMPROVED,
 }
+_SELECTION = "selection.metric"
 
 
 class Shown(NamedTuple):
@@ -50,7 +51,7 @@ def shown(setup: Setup) -> list[Shown]:
         found.append(Shown(f"columns.{column['name']}", column["metric"], rows, "able", of))
     wide = [row for row in rows if len(setup.points(row)) > 1]
     if wide:
-        found.append(Shown("selection.metric", setup.selection["metric"], wide, "all"))
+        found.append(Shown(_SELECTION, setup.selection["metric"], wide, "all"))
     if setup.curve:
         found.append(Shown("curve", setup.curve, rows, "some"))
     for figure in setup.figures:
@@ -79,7 +80,8 @@ class Check:
         """Checks from settings alone, with the first point of each row's grid.
 
         Raises:
-          ReproduceError: If the set-up's runs cannot write a column.
+          ReproduceError: If the set-up's runs cannot write a column, or if it is unknown whether
+            higher values of the selection's metric are better.
           HparamError: If the flags of a row are wrong.
         """
         setup = self._setup
@@ -100,12 +102,17 @@ class Check:
                     "not on the final model; also set last_rounds or best."
                 )
             self._shown[at] = one._replace(rows=[r for r in one.rows if r not in lacking])
+        if any(one.place == _SELECTION for one in self._shown):
+            try:
+                results.more_is_better(setup.selection)
+            except ReproduceError as e:
+                raise ReproduceError(f"{setup.item} {setup.name}: {e}") from e
 
     def after(self, run: PlannedRun) -> None:
         """Checks the columns of a run that has ended; only the first one of each row is read.
 
         Raises:
-          ReproduceError: If a column is missing.
+          ReproduceError: If a column is missing, or `results.column_value` fails.
         """
         found = run.read()
         if run.row in self._ended or found.summary is None:
@@ -122,6 +129,8 @@ class Check:
             # Noise ratios may be missing: runs leave them out if the denominator is 0.
             if lacking and not few and one.column not in columns.NOISE:
                 self._refuse(one, lacking)
+        for column in self._setup.columns:
+            results.column_value(run, column)
 
     def _refuse(self, one, lacking):
         """Refuses a column; `lacking` is row without it → the columns that the row has."""

@@ -1,8 +1,11 @@
 """Reads items from TOML files: the papers' in `papers/`, and a user's own (`--items=DIR`)."""
 
+import csv
 import dataclasses
 import difflib
+import io
 import itertools
+import math
 import pathlib
 import re
 import shlex
@@ -15,6 +18,7 @@ from reproduction.setups import (
     FIELDS,
     PAPERS,
     REQUIRED,
+    SEEDS,
     ReproduceError,
     Row,
     Setup,
@@ -80,6 +84,7 @@ def read_item(path: pathlib.Path) -> Item:
       ReproduceError: If it is not valid TOML or not an item; the text names the file and the field.
     """
     item = _parsed(path)
+    published_lines(path.parent)
     setups = {name: _with_points_of(path, setup) for name, setup in item.setups.items()}
     return dataclasses.replace(item, setups=setups)
 
@@ -102,6 +107,51 @@ def _parsed(path: pathlib.Path) -> Item:
             raise ReproduceError(f"{path}: setups.{name} must be a table.")
         read[name] = _setup(path, name, {**content, **fields})
     return Item(path.parent.name, path.stem, title, read)
+
+
+# Columns that published.csv must have; others may be missing.
+_PUBLISHED = ("item", "setup", "row", "column", "value")
+
+
+def published_lines(home: pathlib.Path) -> list[dict[str, str]]:
+    """Returns the lines of a folder's published.csv, all with a `spread`; none without the file.
+
+    Raises:
+      ReproduceError: If a column is missing, or a value or spread is not a finite number.
+    """
+    path = home / "published.csv"
+    if not path.exists():
+        return []
+    try:
+        # Excel begins a file with a byte order mark, which utf-8-sig drops.
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as e:
+        raise ReproduceError(f"{path} cannot be read: {e}; save it as CSV in UTF-8.") from e
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    lacking = [name for name in _PUBLISHED if name not in (reader.fieldnames or ())]
+    if lacking:
+        raise ReproduceError(
+            f"{path} has no column {', '.join(lacking)}; its first line must be "
+            f"{','.join(_PUBLISHED)},spread, with commas."
+        )
+    lines = []
+    for line in reader:
+        one = {**line, "spread": line.get("spread") or ""}
+        for name in ("value", *(["spread"] if one["spread"] else [])):
+            if not _is_finite(one[name]):
+                raise ReproduceError(
+                    f"{path}, line {reader.line_num}: {name} must be a number such as 0.9, found "
+                    f"{one[name] or 'nothing'}."
+                )
+        lines.append(one)
+    return lines
+
+
+def _is_finite(text: str | None) -> bool:
+    try:
+        return math.isfinite(float(text or "nan"))
+    except ValueError:
+        return False
 
 
 def all_items(paper: str | None = None) -> list[Item]:
@@ -184,9 +234,25 @@ def _checked(where, home, fields):  # noqa: C901
         for flag in further:
             if not re.fullmatch(r"--\w+=.*", flag):
                 refuse(f"rows.{row}: {flag} must be --flag=value.")
+            if flag.removeprefix("--").partition("=")[0] in SEEDS:
+                refuse(f"rows.{row}: leave out {flag}; list the seeds in seeds.")
     for row in fields.get("sweep", {}):
         if row not in rows:
             refuse(f"sweep.{row}: there is no such row.")
+    for key in ("sweep", "grid"):
+        for row, flags in fields.get(key, {}).items():
+            for flag in flags.keys() & set(SEEDS):
+                refuse(f"{key}.{row}: {flag} cannot vary here; list the seeds in seeds.")
+    columns = [column["name"] for column in fields.get("columns", ())]
+    for name in columns:
+        if columns.count(name) > 1:
+            refuse(f"columns: {name} is there twice; give each column its own name.")
+    for column in fields.get("columns", ()):
+        if {"best", "last_rounds"} <= column.keys():
+            refuse(f"columns.{column['name']}: set best or last_rounds, not both.")
+    for seed in fields.get("seeds", ()):
+        if fields["seeds"].count(seed) > 1:
+            refuse(f"seeds: {seed} is there twice.")
     grids, number = fields.get("grid", {}), fields.get("sample", {}).get("points")
     for row, space in grids.items():
         wrong = points.fault(space, number)
@@ -256,6 +322,11 @@ def _setup(path: pathlib.Path, name: str, fields: dict[str, Any]) -> Setup:
         for values in itertools.product(*flags.values()):
             settings = dict(zip(flags, values, strict=True))
             full = " ".join([row, *words(row, settings)])
+            if full in rows:
+                raise ReproduceError(
+                    f"{where}: sweep.{row}: another row is also named {full}; rename it, or use "
+                    "values that differ in their first six digits."
+                )
             rows[full] = Row(full, flagfile, settings, given)
     _check_full_rows(where, rows, fields)
     if "search" in fields:

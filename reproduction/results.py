@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import pathlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,12 +12,35 @@ import tabulate
 
 import tasks
 import tff_algos
-from reproduction import run_folders
+from reproduction import item_files, run_folders
 from reproduction.items import PAPERS, REPO, PlannedRun, ReproduceError, Setup, format_value
+from tasks import directions
 from tff_suite import command_line, parser, specs, writing
 
 # Columns of results.csv and runs.csv for the versions of a row's method and task.
 _VERSIONS = ("method_version", "task_version")
+# Beginnings of columns that are measured on test data.
+_OF_TEST_DATA = ("eval/", "fairness/", "fairness_all/")
+
+
+def more_is_better(selection: Mapping[str, Any]) -> bool:
+    """Returns whether a set-up's rule chooses the highest mean of its metric, not the lowest.
+
+    Raises:
+      ReproduceError: If neither the rule nor the metric's name says so.
+    """
+    metric = selection["metric"]
+    found = selection.get("higher_is_better", directions.higher_is_better(metric))
+    if found is None:
+        raise ReproduceError(
+            f"selection: set higher_is_better to true or false; {metric} does not say which."
+        )
+    return found
+
+
+def reads_test_data(selection: Mapping[str, Any]) -> bool:
+    """Returns whether a set-up's rule chooses points by test data."""
+    return selection.get("metric", "").startswith(_OF_TEST_DATA)
 
 
 def selection_value(
@@ -25,7 +49,8 @@ def selection_value(
     """Returns the number by which points of a grid are compared; lower is better.
 
     This is the mean of `selection.metric` over the last `selection.last_rounds` rounds, see
-    `run_folders.mean_of_last`. It is infinite if the mean is NaN or the run diverged.
+    `run_folders.mean_of_last`. It is negated if higher values of the metric are better. It is
+    infinite if the mean is not finite or the run diverged.
 
     Args:
       run: The run.
@@ -34,13 +59,14 @@ def selection_value(
 
     Raises:
       ReproduceError: If a run that has ended lacks the column: a wrong name would choose the first
-        point of every grid.
+        point of every grid. Also if it is unknown which values of the metric are better.
     """
     found = run.read()
     if found.summary is not None and selection["metric"] not in found.columns:
         raise ReproduceError(
             f"selection: {run.folder} has no column {selection['metric']} in metrics.csv."
         )
+    sign = -1.0 if more_is_better(selection) else 1.0
     if rounds is not None:
         # A run that diverged in this very round has the row, but not its evaluation.
         if found.last_round < rounds or (found.last_round == rounds and found.summary is None):
@@ -51,11 +77,11 @@ def selection_value(
         if not len(some):  # Evaluations may be further apart than these rounds.
             some = values[at <= rounds][-1:]
         mean = float(some.mean()) if len(some) else float("nan")
-        return mean if abs(mean) < float("inf") else float("inf")
+        return sign * mean if math.isfinite(mean) else float("inf")
     if found.summary is None:
         return float("inf")
     mean = run_folders.mean_of_last(found, selection["metric"], selection["last_rounds"])
-    return mean if mean == mean else float("inf")
+    return sign * mean if math.isfinite(mean) else float("inf")
 
 
 def column_value(run: PlannedRun, column: Mapping[str, Any]) -> float:
@@ -66,6 +92,9 @@ def column_value(run: PlannedRun, column: Mapping[str, Any]) -> float:
       column: Column of a set-up. `metric` is a column of metrics.csv. The value is that of the
         final model; with `last_rounds`, `run_folders.mean_of_last`; with `best` ("max" or "min"),
         the best value of the run. The result is (value · `scale` + `offset`) ^ `power`.
+
+    Raises:
+      ReproduceError: If the result of a finite value is not a finite number.
     """
     metric, found = column["metric"], run.read()
     if "last_rounds" in column:
@@ -79,7 +108,18 @@ def column_value(run: PlannedRun, column: Mapping[str, Any]) -> float:
         assert found.summary is not None  # The run has ended.
         value = found.summary["final"].get(metric)
         value = float("nan") if value is None else value
-    return (value * column.get("scale", 1) + column.get("offset", 0)) ** column.get("power", 1)
+    try:
+        base = value * column.get("scale", 1) + column.get("offset", 0)
+        result = base ** column.get("power", 1)
+    except ArithmeticError:
+        result = float("nan")
+    # A root of a negative number is complex.
+    if math.isfinite(value) and (isinstance(result, complex) or not math.isfinite(result)):
+        raise ReproduceError(
+            f"columns.{column['name']}: scale, offset and power give no finite number for {metric} "
+            f"= {value:g} of {run.folder}; change them."
+        )
+    return result
 
 
 def _selection_values(runs: Sequence[PlannedRun], setup: Setup) -> dict[PlannedRun, float]:
@@ -252,7 +292,8 @@ def grid_records(
         record = {"row": run.row, **run.point, "seed": run.seed}
         record["rounds"] = found.last_round if len(found.rounds) else ""
         if run in values:
-            record["selection"] = values[run]
+            # The mean itself, which `selection_value` may have negated.
+            record["selection"] = -values[run] if more_is_better(setup.selection) else values[run]
         for column in setup.columns if summary else ():
             record[column["name"]] = column_value(run, column)
         if summary:
@@ -269,15 +310,11 @@ def grid_records(
 
 def published(setup: Setup) -> dict[tuple[str, str], dict[str, str]]:
     """Returns the paper's numbers: (row, column) → the line of published.csv."""
-    path = setup.home / "published.csv"
-    if not path.exists():
-        return {}
-    with open(path, newline="") as f:
-        return {
-            (r["row"], r["column"]): r
-            for r in csv.DictReader(f)
-            if (r["item"], r["setup"]) == (setup.item, setup.published)
-        }
+    return {
+        (r["row"], r["column"]): r
+        for r in item_files.published_lines(setup.home)
+        if (r["item"], r["setup"]) == (setup.item, setup.published)
+    }
 
 
 def format_cell(value: Any, spread: Any = None, digits: int = 2) -> str:
@@ -503,6 +540,11 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
       setup: The set-up.
     """
     lines = []
+    if reads_test_data(setup.selection) and any(len(setup.points(r)) > 1 for r in setup.rows):
+        lines.append(
+            f"Tuned on test data: selection.metric is {setup.selection['metric']}; choose by a "
+            "validation/... or train/... column."
+        )
     if setup.stand_in:
         lines.append(f"A stand-in, not the paper's experiment: {setup.stand_in}.")
     short = sorted({(r["row"], r["rounds"], r["protocol_rounds"]) for r in rows if _is_short(r)})

@@ -5,8 +5,8 @@ and Hyperparameter Optimization", AISTATS 2016, arXiv 1502.07943. The rungs are 
 "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, arXiv 1810.05934, Algorithm 1.
 
 First, all points of a row's grid are run for a few rounds. At each rung, one point in `factor` is
-promoted: those with the lowest training loss by the item's `selection`. Their runs resume from
-their checkpoints up to the next rung, at `factor` times as many rounds, so no round is done twice.
+promoted: the best ones by the item's `selection`. Their runs resume from their checkpoints up to
+the next rung, at `factor` times as many rounds, so no round is done twice.
 If a method's rounds depend on the total number of rounds, its runs cannot resume. With `restart`
 they start anew at each rung. The last rung is the whole protocol. Diverged runs are not promoted.
 
@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from reproduction import results
 from reproduction.items import PlannedRun, ReproduceError, Setup, planned_runs
 from reproduction.setups import point_in_words
+from tff_suite.errors import FedError
 from tff_suite.hparams import Settings
 
 Point = Settings
@@ -81,8 +82,29 @@ def beyond(setup: Setup, row: str, tried: Sequence[Point], chosen: Point) -> lis
         for edge, neighbour in (values[:2], values[:-3:-1]) if len(values) > 1 else ():
             if chosen[flag] == edge and edge * neighbour > 0:
                 # Rounded to six digits, since e.g. 0.1 * 3 is 0.30000000000000004.
-                found.append({**chosen, flag: float(f"{edge * edge / neighbour:.6g}")})
+                value: Any = float(f"{edge * edge / neighbour:.6g}")
+                if isinstance(_in_force(setup, row, chosen, flag), int):
+                    value = round(value)
+                if value not in values:
+                    found.append({**chosen, flag: value})
     return found
+
+
+def _in_force(setup: Setup, row: str, point: Point, flag: str) -> Any:
+    """Returns the value of a flag in the runs of a point; `None` if they cannot run.
+
+    TOML's 1 may be a rate, so a value's type in the file does not say whether it is whole.
+    """
+    try:
+        planned = planned_runs(setup, [row], {row: [point]}, setup.seeds[:1], root="")
+        return planned[0].request().in_force.get(flag)
+    except FedError:
+        return None
+
+
+def _runs(setup: Setup, row: str, point: Point) -> bool:
+    """Returns whether a point's settings are valid: the grid may have reached a bound of them."""
+    return all(_in_force(setup, row, point, flag) is not None for flag in point)
 
 
 def whole_grid(
@@ -107,7 +129,12 @@ def whole_grid(
         runs = plan(points)
         execute(runs)
         chosen = results.choose(runs, setup)
-        new = {row: beyond(setup, row, points[row], chosen[row]) for row in points}
+        new = {
+            row: [
+                point for point in beyond(setup, row, some, chosen[row]) if _runs(setup, row, point)
+            ]
+            for row, some in points.items()
+        }
         ended = ((run.read().summary, run) for run in runs)
         cut = any(summary and summary["rounds"] < run.rounds for summary, run in ended)
         if cut or not widenings_left or not any(new.values()):

@@ -1,6 +1,7 @@
 """What an item says: rows, set-ups and the fields that their files may have."""
 
 import dataclasses
+import math
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,8 +85,8 @@ def _is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value of a file is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Returns whether a value of a file is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_seeds(value: Any) -> bool:
@@ -103,6 +104,7 @@ _OF_COLUMN = {
     "digits": lambda v: v == 0 or _is_count(v),
     "last_rounds": _is_count,
     "best": lambda v: v in ("max", "min"),
+    "higher_is_better": lambda v: isinstance(v, bool),
 }
 
 
@@ -216,8 +218,9 @@ class Setup:
         help="of the table. `metric` is a column of `metrics.csv` ([metrics](metrics.md)); then "
         "`scale`, `offset` and `power` are applied, `digits` are shown. The final model's "
         'value, or with `last_rounds` the mean over these, or with `best` (`"max"`, '
-        '`"min"`) the best of the run. With `reading_of` the published number of that '
-        "column stands beside this one, too",
+        '`"min"`) the best of the run, but not both. With `reading_of` the published number of '
+        "that column stands beside this one, too. `higher_is_better` is needed where the metric's "
+        "name does not say it",
     )
     grid: Mapping[str, Space] = _field(
         "a table row = { flag = [values] }",
@@ -263,19 +266,22 @@ class Setup:
         help="the grid's point is found by [successive halving](#search)",
     )
     selection: Mapping[str, Any] = _field(
-        "a table of metric (a text), last_rounds (above 0) and seeds (some whole numbers)",
+        "a table of metric (a text), last_rounds (above 0), seeds (some whole numbers) and "
+        "higher_is_better (true or false)",
         _of_keys(
             {
                 "metric": lambda v: isinstance(v, str),
                 "last_rounds": _is_count,
                 "seeds": lambda v: _is_seeds(v) and v,
+                "higher_is_better": lambda v: isinstance(v, bool),
             }
         ),
         {},
-        help="The point with the least mean of `metric` over the last rounds wins. The mean is "
-        "over `seeds`, by default all. If `--seeds` names none of them, the given seeds "
-        "choose, and a line says so. By default `validation/loss` over the last 5 rounds. "
-        "Never take a column of test data",
+        help="The point with the best mean of `metric` over the last rounds wins. The best is the "
+        "highest for accuracy, and the least for losses, `mse` and `mae`. For other metrics, set "
+        "`higher_is_better`. The mean is over `seeds`, by default all. If `--seeds` names none of "
+        "them, the given seeds choose, and a line says so. By default `validation/loss` over the "
+        "last 5 rounds. Never take a column of test data: a line below the table then says so",
     )
     validation_fraction: float = _field(
         "a number above 0 and below 1",
@@ -400,6 +406,8 @@ FIELDS: Mapping[str, Field] = {
 }
 # What a file must set.
 REQUIRED = ("title", "rounds", "seeds", "rows", "columns")
+# Flags that every run gets from `seeds`, so that rows and grids cannot set them.
+SEEDS = ("seed", "client_datasets_random_seed")
 
 
 def words(row: str, settings: Settings) -> list[str]:

@@ -606,7 +606,10 @@ class Experiment:
         condition = self.request.run["stop_at"]
         given = [*caller.callbacks, *([] if condition is None else [callbacks.StopAt(condition)])]
         return callbacks.Callbacks(
-            given, self._all_weights, self._trained if self._method.method else None
+            given,
+            self._all_weights,
+            self._trained if self._method.method else None,
+            task=self._task,
         )
 
     def _own(self, columns, trained, caller, told):

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -163,6 +163,7 @@ def from_python(settings: Mapping[str, Any], task: Any = None, model: Any = None
         raise HparamError("--initial_weights cannot be set with model, which has weights already.")
     objects = {"task": task, "model": model}
     if callable(schedule):
+        _check_rates(schedule, request.run["total_rounds"])
         objects["client_lr_schedule"] = schedule
         in_force = {**request.in_force, "client_lr_schedule": "function"}
         request = dataclasses.replace(request, in_force=in_force)
@@ -195,6 +196,27 @@ def _take_schedule(settings: dict[str, Any], given: dict[str, Any]) -> None:
     from tff_algos import schedules
 
     settings["client_learning_rate"] = schedules.first_rate(settings.pop("client_lr_schedule"))
+
+
+def _check_rates(schedule: Callable[[Any], Any], rounds: int) -> None:
+    """Refuses a schedule whose rate is negative or not finite in a later round.
+
+    A negative rate climbs, and training seems to work for some rounds.
+    """
+    import tensorflow as tf
+
+    def rate(round_num: Any) -> Any:
+        return tf.cast(schedule(round_num), tf.float32)
+
+    # One call for all rounds: calls for each would take a second for some thousand rounds.
+    given = tf.range(rounds, dtype=tf.float32)
+    rates = tf.function(lambda of: tf.map_fn(rate, of), autograph=False)(given).numpy()
+    (wrong,) = np.nonzero(~(np.isfinite(rates) & (rates >= 0)))
+    if len(wrong):
+        raise HparamError(
+            f"client_lr_schedule: the function returns {rates[wrong[0]]:g} in round {wrong[0]}; "
+            "a learning rate is finite and at least 0."
+        )
 
 
 def _check_own_task(task: Any, given: Settings) -> str:

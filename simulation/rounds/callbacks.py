@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from simulation import run_checks
+from tasks import directions
+from tasks.task import Task
 from tff_suite.hparams import HparamError
 
 REPLACED = "train/weights_replaced"
@@ -170,7 +172,7 @@ class EarlyStopping(Callback):
         column: str = "validation/loss",
         patience: int = 10,
         min_delta: float = 0.0,
-        higher_is_better: bool = False,
+        higher_is_better: bool | None = None,
     ):
         """Initialises the callback.
 
@@ -179,7 +181,9 @@ class EarlyStopping(Callback):
           patience: Number of successive evaluations without improvement after which to stop, 1 or
             more.
           min_delta: Smallest change that counts as improvement, 0 or more.
-          higher_is_better: Whether higher values of the column are better.
+          higher_is_better: Whether higher values of the column are better. By default the run's
+            task says so of its primary metric, and lower losses are better. Set it for other
+            columns.
 
         Raises:
           HparamError: If a number is out of range.
@@ -187,10 +191,32 @@ class EarlyStopping(Callback):
         if patience < 1 or min_delta < 0:
             raise HparamError("EarlyStopping: patience must be 1 or more, min_delta 0 or more.")
         self._column, self._patience, self._min_delta = column, patience, min_delta
-        self._sign = 1.0 if higher_is_better else -1.0
+        self._higher_is_better = higher_is_better
+        self._sign: float | None = None
+
+    def settle(self, task: Task | None) -> None:
+        """Learns from a run's task which values of the column are better.
+
+        Args:
+          task: The task; `None` if only the column's name is known.
+
+        Raises:
+          HparamError: If neither the caller, nor the task, nor the column's name says so.
+        """
+        higher = self._higher_is_better
+        if higher is None:
+            higher = directions.higher_is_better(self._column, task)
+        if higher is None:
+            raise HparamError(
+                f"EarlyStopping: pass higher_is_better; {self._column} does not say whether it is "
+                "True or False."
+            )
+        self._sign = 1.0 if higher else -1.0
 
     def begin(self, past: Sequence[tuple[int, Mapping[str, float]]]) -> str | None:
         """See `Callback`."""
+        if self._sign is None:  # Another callback calls this one.
+            self.settle(None)
         self._best, self._waited, reason = -math.inf, 0, None
         for number, metrics in past:
             reason = self._look(number, metrics) or reason
@@ -214,6 +240,7 @@ class EarlyStopping(Callback):
     def _look(self, number: int, metrics: Mapping[str, float]) -> str | None:
         if self._column not in metrics:
             return None
+        assert self._sign is not None  # `begin` comes first.
         value = self._sign * metrics[self._column]
         if value > self._best + self._min_delta:
             self._best, self._waited = value, 0
@@ -237,6 +264,7 @@ class Callbacks:
         given: Sequence[Callback | Callable[[Round], Any]],
         all_weights: Callable[[Sequence[np.ndarray]], list[np.ndarray]] = list,
         trained: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None = list,
+        task: Task | None = None,
     ):
         """Initialises the callbacks.
 
@@ -244,9 +272,11 @@ class Callbacks:
           given: Callbacks, or functions that are called after each round.
           all_weights: Function from trained weights to all weights, in Keras's order.
           trained: The inverse; `None` if the method's weights cannot be replaced.
+          task: The run's task, if known.
 
         Raises:
-          HparamError: If an element is neither callback nor function.
+          HparamError: If an element is neither callback nor function, or see
+            `EarlyStopping.settle`.
         """
         for callback in given:
             if not isinstance(callback, Callback) and not callable(callback):
@@ -254,6 +284,9 @@ class Callbacks:
                     f"callbacks: {callback!r:.80} must be a simulation.Callback or a function."
                 )
         self._callbacks = [c if isinstance(c, Callback) else _Function(c) for c in given]
+        for callback in self._callbacks:
+            if isinstance(callback, EarlyStopping):
+                callback.settle(task)
         self._all_weights, self._trained = all_weights, trained
         self.reason: str | None = None
         self.failure: Exception | None = None
@@ -280,8 +313,12 @@ class Callbacks:
         done, replaced = self._round(number, metrics, trained), None
         for callback in self._callbacks:
             given = self._call(callback.after_round, done)
-            if given is not None and self.failure is None:
-                replaced = self._checked(given, trained)
+            if given is None or self.failure is not None:
+                continue
+            replaced = self._checked(given, trained)
+            if self.failure is None:
+                # The next callback sees these weights. Those that do not train stay as they are.
+                done = self._round(number, metrics, replaced)
         return replaced
 
     def at(self, what: str, number: int, metrics: Mapping[str, float], trained: Any) -> None:

@@ -145,7 +145,11 @@ def write_run(folder, columns=("train/loss", "eval/accuracy"), final=("eval/accu
     [
         ("", "", None),
         ('"eval/accuracy" }', '"eval/accurcy" }', "columns.a: eval/accurcy is no"),
-        ('"train/loss"', '"train/los"', "selection.metric: train/los is no"),
+        (
+            '"train/loss"',
+            '"train/los", higher_is_better = false',
+            "selection.metric: train/los is no",
+        ),
         ('curve = "eval/', 'curve = "eval/non', "curve: eval/nonaccuracy is no"),
     ],
 )

@@ -100,8 +100,8 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
         ("fedavg = {", "fedadam = {", "grid.fedadam: there is no such row"),
         (
             "[setups.s.grid]",
-            "[setups.s.sweep]\nfedavg = { seed = [4] }\n[setups.s.grid]",
-            "grid.fedavg: there is no such row. Did you mean fedavg seed=4?",
+            "[setups.s.sweep]\nfedavg = { mu = [4] }\n[setups.s.grid]",
+            "grid.fedavg: there is no such row. Did you mean fedavg mu=4?",
         ),
         (
             "rounds = 3",

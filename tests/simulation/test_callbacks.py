@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -236,3 +237,75 @@ def test_weights_are_made_when_they_are_asked_for():
     made = []
     done = Round(1, {}, lambda: made.append(1) or [np.ones(1)])
     assert not made and done.weights is done.weights and made == [1]
+
+
+def stopped_on(column, values, task=None, **how):
+    told = Callbacks([simulation.EarlyStopping(column, patience=2, **how)], task=task)
+    told.begin([])
+    for number, value in enumerate(values):
+        told.at("evaluation", number, {column: value}, [])
+        if told.is_stopping:
+            return number
+    return None
+
+
+def of_primary(metric, higher):
+    return types.SimpleNamespace(primary_metric=metric, higher_is_better=higher)
+
+
+UP = [0.1, 0.2, 0.3, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("column", "task", "how", "rising_stops"),
+    [
+        ("eval/accuracy", None, {}, False),
+        ("validation/top", of_primary("top", True), {}, False),
+        ("validation/top", of_primary("top", False), {}, True),
+        ("validation/loss", of_primary("top", True), {}, True),
+        ("eval/mine", of_primary("top", False), {"higher_is_better": True}, False),
+        ("eval/accuracy", of_primary("accuracy", True), {"higher_is_better": False}, True),
+    ],
+)
+def test_early_stopping_knows_from_the_task_which_values_are_better(
+    column, task, how, rising_stops
+):
+    assert (stopped_on(column, UP, task, **how) is not None) == rising_stops
+    assert (stopped_on(column, UP[::-1], task, **how) is not None) != rising_stops
+
+
+def test_early_stopping_refuses_a_column_that_does_not_say_which(tmp_path):
+    with pytest.raises(HparamError, match="pass higher_is_better; eval/mine does not say"):
+        stopped_on("eval/mine", UP, of_primary("top", True))
+    with pytest.raises(HparamError, match="pass higher_is_better; train/num_examples"):
+        run(tmp_path, callbacks=[simulation.EarlyStopping("train/num_examples")])
+
+
+def test_early_stopping_may_be_called_by_another_callback():
+    inner = simulation.EarlyStopping("eval/loss", patience=2)
+    assert inner.begin([(0, {"eval/loss": 1.0})]) is None
+
+
+def test_the_second_callback_sees_the_weights_of_the_first():
+    seen = []
+    given = [
+        lambda done: [w / 2 for w in done.weights],
+        lambda done: seen.append(done.weights),
+        lambda done: [w + 1 for w in done.weights],
+    ]
+    told = Callbacks(given)
+    (replaced,) = told.after_round(1, {}, [np.full(2, 4.0, np.float32)])
+    assert replaced.tolist() == [3.0, 3.0] and seen[0][0].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        (lambda r: 0.1 - 0.04 * r, "returns -0.02 in round 3; a learning rate is finite"),
+        (lambda r: 0.1 / (2.0 - r), "returns inf in round 2"),
+    ],
+)
+def test_a_rate_that_becomes_negative_is_refused_before_the_first_round(tmp_path, schedule, says):
+    with pytest.raises(HparamError, match=says):
+        run(tmp_path, client_learning_rate=None, client_lr_schedule=schedule)
+    assert not any(tmp_path.iterdir())
