@@ -6,7 +6,9 @@ the numbers in the item's table.
 """
 
 import dataclasses
+import difflib
 import hashlib
+import inspect
 import itertools
 import json
 import math
@@ -39,6 +41,7 @@ from simulation import experiment_flags, run_hparams
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.measures import columns as columns_lib
+from tasks import directions
 from tasks.task import Task
 from tff_suite import command_line, figures, writing
 from tff_suite.hparams import HparamError, Settings
@@ -47,8 +50,6 @@ from tff_suite.hparams import HparamError, Settings
 COLUMNS = "columns.json"
 # What a call of `compare` asked for, in the folder of its table.
 _ASKED = "asked.json"
-# Metrics of which lower values are better.
-_LESS = re.compile(r"loss|error|rsd|_std|_kl|angle|perplexity")
 _RATES = ("client_learning_rate", "server_learning_rate")
 # Default number of points of learning rates to try.
 _POINTS = 9
@@ -114,11 +115,31 @@ class Comparison:
         """
         chosen = self.column(column)
         values = self.values(column)
-        clients = _of_clients(self.runs, chosen) if values else {}
-        return statistics.compare(values, higher_is_better(chosen), clients)
+        clients, weights = _of_clients(self.runs, chosen) if values else ({}, {})
+        return statistics.compare(values, self.better(column), clients, weights)
+
+    def better(self, column: str | None = None) -> bool | None:
+        """Returns whether higher values of a column are better; `None` if that is unknown.
+
+        The column's own `higher_is_better` comes first, then the direction of the task's primary
+        metric, by which its runs recorded their best round, then the metric's name.
+
+        Args:
+          column: Name of a column of the table; its first one by default.
+        """
+        chosen = self.column(column)
+        if "higher_is_better" in chosen:
+            return chosen["higher_is_better"]
+        for folder in self.runs.run:
+            known = _of_best_round(run_folders.opened(folder), chosen)
+            if known is not None:
+                return known
+        return higher_is_better(chosen)
 
     def table(self, column: str | None = None) -> pd.DataFrame:
         """Returns a row per method: mean of each column over seeds with its 95 % interval.
+
+        Seeds without a value, such as diverged runs, are left out of `seeds` and of the mean.
 
         Args:
           column: Name of a column; all by default.
@@ -126,10 +147,10 @@ class Comparison:
         rows = []
         shown = self.columns if column is None else [self.column(column)]
         for row, name in self.methods.items():
-            of_row = self.runs[self.runs.row == row]
-            line: dict[str, Any] = {"method": name, "seeds": len(of_row)}
+            seeds = len(latex.finished(self, row, shown[0]["name"]))
+            line: dict[str, Any] = {"method": name, "seeds": seeds}
             for one in shown:
-                found = statistics.interval(of_row[one["name"]].astype(float))
+                found = statistics.interval(latex.finished(self, row, one["name"]))
                 line |= {one["name"]: found.mean, f"{one['name']} ±": found.high - found.mean}
             rows.append(line)
         return pd.DataFrame(rows).set_index("method")
@@ -186,11 +207,17 @@ class Comparison:
         seeds = self.runs.groupby("row").seed.nunique()
         number = " to ".join(map(str, sorted({seeds.min(), seeds.max()})))
         words = "; ".join(in_words(column) for column in self.columns)
-        caption = caption or (
-            f"{self.title}. Mean over {number} seeds ± half a 95 % interval; the best in bold, "
-            f"those within its interval underlined. {words}."
-        )
-        better = {column["name"]: higher_is_better(column) for column in self.columns}
+        better = {column["name"]: self.better(column["name"]) for column in self.columns}
+        unknown = [name for name, one in better.items() if one is None]
+        bold = "; the best in bold" if len(unknown) < len(better) else ""
+        if seeds.max() > 1:
+            bold = bold and f"{bold}, those within its interval underlined"
+            told = f"Mean over {number} seeds ± half a 95 % interval{bold}."
+        else:
+            told = f"One seed, so there are no intervals{bold}."
+        if unknown:
+            told += f" Whether more is better is unknown for {', '.join(unknown)}."
+        caption = caption or f"{self.title}. {told} {words}."
         return latex.table(self, better, caption, label, list(self.settings) if rates else None)
 
     def report(self, column: str | None = None) -> str:
@@ -204,12 +231,37 @@ class Comparison:
             lines.append(differences.to_markdown(index=False, floatfmt=".3g"))
             lines.append(
                 "\nIntervals are 95 %: `low` to `high` over seeds (Student's t), `clients` over "
-                "the clients of the final models (bootstrap within each seed). p is of the paired "
-                "t-test, after Holm's correction over all pairs."
+                "the clients of the final models (bootstrap, weighted by test examples as the mean "
+                "is). p is of the paired t-test, after Holm's correction over all pairs."
             )
-        lines.append(f"\n{statistics.told_of_seeds(self.runs.groupby('row').seed.nunique().min())}")
-        lines += [f"\n{line}" for line in self.caveats]
+        finite = [len(latex.finished(self, row, chosen["name"])) for row in self.methods]
+        seeds = min(differences.seeds if len(differences) else filter(None, finite), default=0)
+        lines.append(f"\n{statistics.told_of_seeds(seeds)}" if seeds else "\nNo seed has a value.")
+        warned = [line for line in self.warnings(column) if line not in self.caveats]
+        lines += [f"\n{line}" for line in [*warned, *self.caveats]]
         return "\n".join([*lines, f"\nFiles: {self.folder}"])
+
+    def warnings(self, column: str | None = None) -> list[str]:
+        """Returns sentences on what the numbers of a column cannot show.
+
+        Args:
+          column: Name of a column of the table; its first one by default.
+        """
+        name, told = self.column(column)["name"], []
+        if self.better(column) is None:
+            told.append(
+                f"Whether higher or lower values of {name} are better is unknown: nothing is in "
+                f"bold and wins are not counted. Set `higher_is_better` of the column in {COLUMNS}."
+            )
+        names = self.methods
+        pairs = statistics.compare(self.values(column))  # Intervals over clients would take long.
+        alike = [f"{names[p.one]} - {names[p.other]}" for p in pairs if p.without_spread]
+        if alike:
+            told.append(
+                f"The spread over seeds of {name} is 0 for {', '.join(alike)}: all seeds give the "
+                "same difference. Trust neither its interval nor its p-value."
+            )
+        return told
 
 
 def in_words(column: Mapping[str, Any]) -> str:
@@ -223,29 +275,71 @@ def in_words(column: Mapping[str, Any]) -> str:
     return f"{column['name']} ({column['metric']}, {which})"
 
 
-def higher_is_better(column: Mapping[str, Any]) -> bool:
-    """Returns whether higher values of a column are better, judging by its name and scale."""
-    return bool(_LESS.search(column["metric"])) == (column.get("scale", 1) < 0)
+def higher_is_better(column: Mapping[str, Any]) -> bool | None:
+    """Returns whether higher values of a column are better, by its declaration, name and scale.
+
+    `None` if neither `higher_is_better` nor the name tells. A negative scale turns a name's meaning
+    around; a declaration is of the values as shown.
+    """
+    if "higher_is_better" in column:
+        return column["higher_is_better"]
+    higher = directions.higher_is_better(column["metric"])
+    return None if higher is None else higher == (column.get("scale", 1) > 0)
 
 
-def _of_clients(runs: Any, column: Mapping[str, Any]) -> dict[str, dict[int, dict[str, float]]]:
-    """Returns row → seed → client → value of the final models.
+def _of_primary(column: Mapping[str, Any], primary: str, more: bool) -> bool | None:
+    """Returns a column's direction by that of the primary metric; `None` if it is of another."""
+    metric = column["metric"].rpartition("/")[2]
+    of_clients = column["metric"].startswith("fairness") and metric.startswith(f"{primary}_")
+    if metric != primary and (not of_clients or directions.is_spread(metric)):
+        return None
+    return more == (column.get("scale", 1) > 0)
 
-    Empty if the column is not the final models' value of a metric on test examples.
+
+def _of_best_round(run: run_folders.RunFolder, column: Mapping[str, Any]) -> bool | None:
+    """Returns a column's direction by the best round of a run, which it chose by the task's."""
+    for metric, value in (run.ended or {}).get("best", {}).items():
+        values = run.values(metric)[1]
+        # If all rounds have the same value, the best one tells nothing.
+        if metric.startswith("eval/") and len(values) and np.ptp(values) > 0:
+            known = {np.max(values): True, np.min(values): False}.get(value)
+            if known is not None:
+                return _of_primary(column, metric.removeprefix("eval/"), known)
+    return None
+
+
+def _of_clients(
+    runs: Any, column: Mapping[str, Any]
+) -> tuple[dict[str, dict[int, dict[str, float]]], dict[int, dict[str, float]]]:
+    """Returns row → seed → client → value of the final models, and seed → client → test examples.
+
+    Runs are left out whose value is not the clients' mean, weighted by test examples: an interval
+    over clients would be of another quantity.
     """
     metric = column["metric"].rpartition("/")[2]
     found: dict[str, dict[int, dict[str, float]]] = {}
+    weights: dict[int, dict[str, float]] = {}
     if {"last_rounds", "best", "power"} & column.keys():
-        return found
+        return found, weights
     if not column["metric"].startswith("eval/"):
-        return found
-    for run in runs.itertuples():
-        clients = run_folders.opened(run.run).clients
-        if clients is not None and metric in clients:
-            values = clients[metric] * column.get("scale", 1)
-            of_run = dict(zip(clients.client_id, values, strict=True))
-            found.setdefault(run.row, {})[int(run.seed)] = of_run
-    return found
+        return found, weights
+    scale, offset = column.get("scale", 1), column.get("offset", 0)
+    values_of_runs = runs[column["name"]].astype(float)
+    for row, seed, folder, whole in zip(runs.row, runs.seed, runs.run, values_of_runs, strict=True):
+        clients = run_folders.opened(folder).clients
+        if clients is None or metric not in clients:
+            continue
+        clients = clients[clients[metric].notna()]
+        values, examples = scale * clients[metric], clients.test_examples
+        total = examples.sum()
+        if not total:
+            continue
+        mean, size = ((some * examples).sum() / total for some in (values, values.abs()))
+        # Runs add up examples in float32.
+        if abs(mean - (whole - offset)) <= 1e-4 * size:
+            found.setdefault(row, {})[int(seed)] = dict(zip(clients.client_id, values, strict=True))
+            weights[int(seed)] = dict(zip(clients.client_id, examples, strict=True))
+    return found, weights
 
 
 def write(outcome: study.Outcome, folder: pathlib.Path) -> Comparison:
@@ -260,6 +354,13 @@ def write(outcome: study.Outcome, folder: pathlib.Path) -> Comparison:
     for record, run in zip(records, outcome.runs, strict=True):
         record["run"] = os.path.relpath(run.folder, folder)
     results.write_csv(folder / "runs.csv", records)
+    begun = [
+        (run, run.read())
+        for run in outcome.runs
+        if run.point == outcome.chosen[run.row] and len(run.read().rounds)
+    ]
+    ended = [(run, found) for run, found in begun if found.summary is not None]
+    done = [(found.last_round, run.protocol_rounds) for run, found in ended or begun]
     published = results.published(setup)
     of_rows: dict[str, dict[str, float]] = {}
     for row in outcome.chosen:
@@ -267,9 +368,9 @@ def write(outcome: study.Outcome, folder: pathlib.Path) -> Comparison:
             line = published.get((setup.published_rows.get(row, row), column["name"]))
             if line is not None:
                 of_rows.setdefault(row, {})[column["name"]] = float(line["value"])
-    known = {
-        "title": setup.title,
-        "columns": [dict(column) for column in setup.columns],
+    known: dict[str, Any] = {
+        "title": _with_rounds(setup.title, setup.rounds, done),
+        "columns": [{**column, **_declared(setup, column)} for column in setup.columns],
         "caveats": outcome.caveats(),
         "settings": list(
             dict.fromkeys(flag for point in outcome.chosen.values() for flag in point)
@@ -279,8 +380,44 @@ def write(outcome: study.Outcome, folder: pathlib.Path) -> Comparison:
     writing.write_atomically(folder / COLUMNS, f"{json.dumps(known, indent=1)}\n".encode())
     made = read(folder)
     assert made is not None  # It was just written.
+    if told := [line for column in setup.columns for line in made.warnings(column["name"])]:
+        known["caveats"] += told
+        writing.write_atomically(folder / COLUMNS, f"{json.dumps(known, indent=1)}\n".encode())
+        made = dataclasses.replace(made, caveats=known["caveats"])
     writing.write_atomically(folder / "table.tex", made.to_latex().encode())
     return made
+
+
+def _declared(setup: Setup, column: Mapping[str, Any]) -> dict[str, bool]:
+    """Returns `higher_is_better` of a column, if the set-up or its own task declares it."""
+    known = None
+    if "higher_is_better" in column:
+        known = column["higher_is_better"]
+    elif not setup.higher_is_better:
+        known = False  # True is also the field's default, so it declares nothing.
+    elif (own := setup.objects.get("task")) is not None:
+        known = _of_primary(column, own.primary_metric, bool(own.higher_is_better))
+    return {} if known is None else {"higher_is_better": known}
+
+
+def _with_rounds(title: str, rounds: int, done: Sequence[tuple[int, int]]) -> str:
+    """Returns a title with the rounds that runs did, if it names others or they did too few.
+
+    Args:
+      title: The title.
+      rounds: Rounds of the set-up, which the title may name as "N rounds".
+      done: For each run the rounds that it did and those of the protocol.
+    """
+    if not done:
+        return title
+    did, planned = (
+        " to ".join(map(str, sorted({min(some), max(some)}))) for some in zip(*done, strict=True)
+    )
+    short = any(mine < whole for mine, whole in done)
+    told = f"{did} of {planned} rounds" if short else f"{did} rounds"
+    if f"{rounds} rounds" in title:
+        return title.replace(f"{rounds} rounds", told)
+    return f"{title}, {told}" if short else title
 
 
 def read(folder: str | os.PathLike) -> Comparison | None:
@@ -324,28 +461,30 @@ def over_tasks(
     Returns:
       Two tables, each with 95 % bootstrap intervals: method → interquartile mean of its scores, and
       pair of methods → probability that a run of the first beats one of the second on a random
-      task.
+      task; NaN if it is unknown on some task whether higher scores are better.
 
     Raises:
       RunError: If a method does not have the same number of finite scores on every task.
     """
     methods = [row for row in comparisons[0].methods if all(row in c.methods for c in comparisons)]
-    sign = 1 if higher_is_better(comparisons[0].column(column)) else -1
-    scores = {}
+    # float [tasks]
+    sign = np.array([{True: 1, False: -1, None: np.nan}[c.better(column)] for c in comparisons])
+    scores, signed = {}, {}
     for row in methods:
         of_tasks = [[*c.values(column)[row].values()] for c in comparisons]
         equal = len({len(some) for some in of_tasks}) == 1
         if not equal or not np.all(np.isfinite(np.array(of_tasks))):
             raise RunError(f"{row} does not have the same number of finite scores on every task.")
-        scores[row] = sign * np.array(of_tasks).T
+        scores[row] = np.array(of_tasks).T
+        signed[row] = sign * scores[row]
     names = displayed(methods)
     means = {}
     for row, of_row in scores.items():
-        found = statistics.interquartile_mean(sign * of_row)
+        found = statistics.interquartile_mean(of_row)
         means[names[row]] = found._asdict()
     better = {
         f"{names[one]} > {names[other]}": statistics.probability_of_improvement(
-            scores[one], scores[other]
+            signed[one], signed[other]
         )._asdict()
         for i, one in enumerate(methods)
         for other in methods[:i]
@@ -409,15 +548,17 @@ def compare(
         raise HparamError("jobs does not support a task or model made in Python; leave it out.")
     if tune not in (None, "rates"):
         raise HparamError(f"tune={tune!r} must be 'rates' or None.")
-    numbers = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
-    if not numbers:
-        raise HparamError("seeds must name at least one seed.")
+    if not _whole(budget) or budget < 1:
+        raise HparamError(f"budget={budget!r} must be a whole number of points, at least 1.")
+    of_seeds = _seeds(seeds)
     for flag in _OF_COMPARE:
         if flag in settings:
             raise HparamError(f"compare sets {flag} itself; leave it out.")
     named: Mapping[str, Mapping[str, Any]] = (
         algorithms if isinstance(algorithms, Mapping) else {a: {} for a in algorithms}
     )
+    if isinstance(algorithms, str):
+        raise HparamError(f"algorithms={algorithms!r} must be a list: pass [{algorithms!r}].")
     if not named:
         raise HparamError("algorithms must name at least one method.")
     given = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in settings.items()}
@@ -449,13 +590,13 @@ def compare(
         home=place,
         title=f"{name}, {requests[0].run['total_rounds']} rounds",
         rounds=requests[0].run["total_rounds"],
-        seeds=numbers,
+        seeds=of_seeds,
         rows=rows,
-        columns=[{**column, "scale": 100, "digits": 1} if share else {**column, "digits": 4}],
+        columns=[{**column, "scale": 100} if share else column],
         grid=grid,
-        sample={"points": budget} if tune else {},
+        sample={"points": int(budget)} if tune else {},
         search={"factor": 3, "restart": True} if tune else {},
-        selection={**items.OWN_SELECTION, "seeds": numbers[:1]} if tune else {},
+        selection={**items.OWN_SELECTION, "seeds": of_seeds[:1]} if tune else {},
         curve=metric,
         folder=name,
         published="comparison",
@@ -463,7 +604,7 @@ def compare(
     )
     resources = sweep_lib.Resources(here=jobs is None, jobs=jobs)
     asked = study.Study(
-        setup, list(rows), numbers, str(place), resources, max_minutes=max_minutes, fresh=fresh
+        setup, list(rows), of_seeds, str(place), resources, max_minutes=max_minutes, fresh=fresh
     )
     outcome = asked.carry_out()
     methods = [request.run["algorithm"] for request in requests]
@@ -477,6 +618,28 @@ def compare(
     results.write_csv(folder / "results.csv", outcome.records())
     found = write(outcome, folder)
     command_line.say(f"The table is in {folder} (table.tex, results.csv, runs.csv).")
+    return found
+
+
+def _whole(value: Any) -> bool:
+    """Returns whether a value is a whole number, of any type but bool."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+        return False
+    return math.isfinite(value) and bool(value == int(value))
+
+
+def _seeds(seeds: Any) -> list[int]:
+    """Returns the seeds that a number of seeds, or seeds themselves, stand for."""
+    if _whole(seeds):
+        found = list(range(1, int(seeds) + 1))
+    elif isinstance(seeds, str) or not np.iterable(seeds) or not all(map(_whole, seeds)):
+        raise HparamError(
+            f"seeds={seeds!r} must be a number of seeds, such as 5, or a list of whole numbers."
+        )
+    else:
+        found = list(dict.fromkeys(map(int, seeds)))
+    if not found:
+        raise HparamError("seeds must name at least one seed.")
     return found
 
 
@@ -549,6 +712,13 @@ def _used(own, shared, tried, objects):
             for flag in shared:
                 if flag in unused or flag in tried or not _names(str(e), flag):
                     continue
+                if str(e).startswith(f"Unknown flag --{flag}."):
+                    own_names = inspect.signature(compare).parameters
+                    near = difflib.get_close_matches(flag, own_names, n=1, cutoff=0.75)
+                    if near:
+                        told = f"compare has no argument {flag}. Did you mean {near[0]}?"
+                        raise HparamError(told) from e
+                    raise
                 try:
                     request({k: v for k, v in flags.items() if k != flag})
                 except HparamError as other:

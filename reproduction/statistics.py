@@ -1,7 +1,8 @@
 """Statistics for a few seeds: paired differences, corrections for many pairs, scores over tasks.
 
 - Differences paired over seeds: Student's t.
-- Differences paired over clients: a bootstrap that draws clients within each seed (the strata).
+- Differences paired over clients: a bootstrap of the mean weighted by test examples. It draws a
+  client with its differences on all seeds if these have the same clients, else within each seed.
 - Many pairs: Holm, "A simple sequentially rejective multiple test procedure", 1979.
 - Several tasks: the interquartile mean and the probability of improvement, as in the package
   rliable. Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
@@ -21,6 +22,10 @@ from scipy import stats
 SEEDS_FOR_A_CLAIM = 5
 LEVEL = 0.95
 _DRAWS = 2000
+# Differences that differ by less than this share of their mean are equal up to rounding.
+_ROUNDING = 1e-9
+# Draws in memory at a time: a task may have many thousands of clients.
+_BATCH = 100
 
 
 class Interval(NamedTuple):
@@ -47,7 +52,8 @@ class Pair(NamedTuple):
       difference: `one` minus `other`, paired over seeds, with Student's interval.
       p: Two-sided p-value of the paired t-test; NaN with fewer than two seeds.
       holm: The same after Holm's correction over all pairs.
-      wins: Seeds on which `one` is better; a tie counts half.
+      wins: Seeds on which `one` is better; a tie counts half. NaN if it is not known whether higher
+        values are better.
       clients: The difference paired over clients, see `over_clients`; `None` if unknown.
     """
 
@@ -60,14 +66,22 @@ class Pair(NamedTuple):
     wins: float
     clients: Interval | None
 
+    @property
+    def without_spread(self) -> bool:
+        """Whether all seeds have the same difference, up to rounding: then p shows nothing."""
+        mean, low, high = self.difference
+        return len(self.seeds) > 1 and high - low <= _ROUNDING * abs(mean)
+
 
 def interval(values: npt.ArrayLike) -> Interval:
     """Returns the mean of values and its 95 % interval by Student's t.
 
     Args:
-      values: float `[n]`.
+      values: float `[n]`; all numbers of the result are NaN for `n` = 0.
     """
     numbers = np.asarray(values, float)
+    if not len(numbers):
+        return Interval(math.nan, math.nan, math.nan)
     mean, n, half = float(numbers.mean()), len(numbers), math.nan
     if n > 1:
         half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * numbers.std(ddof=1) / n**0.5
@@ -85,7 +99,7 @@ def p_value(differences: npt.ArrayLike) -> float:
     values = np.asarray(differences, float)
     if len(values) < 2 or not np.all(np.isfinite(values)):
         return math.nan
-    if np.ptp(values) == 0:
+    if np.ptp(values) <= _ROUNDING * abs(values.mean()):
         return float(values[0] == 0)
     return float(stats.ttest_1samp(values, 0.0).pvalue)
 
@@ -118,34 +132,61 @@ def bootstrap(
       same in every call.
     """
     generator = np.random.default_rng(0)
-    drawn = [s[generator.integers(len(s), size=(_DRAWS, len(s)))] for s in strata]
-    low, high = np.percentile(statistic(drawn), [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    drawn = np.concatenate(
+        [
+            statistic([s[generator.integers(len(s), size=(_BATCH, len(s)))] for s in strata])
+            for _ in range(_DRAWS // _BATCH)
+        ]
+    )
+    low, high = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
     return Interval(float(statistic([s[None] for s in strata])[0]), float(low), float(high))
 
 
-def over_clients(differences: Sequence[Sequence[float]]) -> Interval:
-    """Returns the mean difference of clients, with a bootstrap interval over clients.
+def over_clients(
+    differences: Sequence[Mapping[str, float]],
+    weights: Sequence[Mapping[str, float]] | None = None,
+) -> Interval:
+    """Returns the weighted mean difference of clients, with a bootstrap interval over clients.
 
-    Clients are drawn within each seed. All seeds have equal weight.
+    The mean is over clients by weight, then over seeds; each draw is a ratio of sums. If all seeds
+    have the same clients, a drawn client brings its differences on all seeds, since these are not
+    independent. Otherwise clients are drawn within each seed.
 
     Args:
-      differences: For each seed the paired difference of each client, float `[clients]`.
+      differences: For each seed client → its paired difference.
+      weights: For each seed client → its weight, such as its number of test examples. By default
+        all weights are equal.
     """
-    strata = [np.asarray(some, float) for some in differences]
-    return bootstrap(strata, lambda drawn: np.mean([some.mean(axis=1) for some in drawn], axis=0))
+    if weights is None:
+        weights = [dict.fromkeys(some, 1.0) for some in differences]
+    # For each seed the weighted differences and the weights, [clients, 1, 2].
+    seeds = [
+        np.array([[[some[c] * of_seed[c], of_seed[c]]] for c in sorted(some)], float)
+        for some, of_seed in zip(differences, weights, strict=True)
+    ]
+    if all(some.keys() == differences[0].keys() for some in differences):
+        seeds = [np.concatenate(seeds, axis=1)]
+
+    def mean(drawn):
+        sums = np.concatenate([some.sum(axis=1) for some in drawn], axis=1)
+        return np.mean(sums[..., 0] / sums[..., 1], axis=1)
+
+    return bootstrap(seeds, mean)
 
 
 def compare(
     values: Mapping[str, Mapping[int, float]],
-    higher_is_better: bool = True,
+    higher_is_better: bool | None = True,
     clients: Mapping[str, Mapping[int, Mapping[str, float]]] | None = None,
+    weights: Mapping[int, Mapping[str, float]] | None = None,
 ) -> list[Pair]:
     """Compares every pair of methods: the later one minus the earlier one.
 
     Args:
       values: Method → seed → value; values that are not finite are left out.
-      higher_is_better: Whether the higher value wins.
+      higher_is_better: Whether the higher value wins; `None` if unknown.
       clients: Method → seed → client → value, as far as known.
+      weights: Seed → client → its weight among the clients; equal by default.
 
     Returns:
       A `Pair` for every two methods that share a seed.
@@ -162,7 +203,10 @@ def compare(
         change = np.array([values[one][seed] - values[other][seed] for seed in seeds])
         better = change if higher_is_better else -change
         wins = float((better > 0).sum() + 0.5 * (better == 0).sum())
+        if higher_is_better is None:
+            wins = math.nan
         of_clients = _differences_of_clients(clients or {}, one, other, seeds)
+        of_seeds = None if weights is None else [weights[seed] for seed in seeds if of_clients]
         found.append(
             Pair(
                 one,
@@ -172,7 +216,7 @@ def compare(
                 p_value(change),
                 math.nan,
                 wins,
-                over_clients(of_clients) if of_clients else None,
+                over_clients(of_clients, of_seeds) if of_clients else None,
             )
         )
     corrected = holm([pair.p for pair in found])
@@ -184,13 +228,13 @@ def _differences_of_clients(
     one: str,
     other: str,
     seeds: Iterable[int],
-) -> list[list[float]]:
-    """Returns each seed's differences of common clients; empty if a seed has no common client."""
+) -> list[dict[str, float]]:
+    """Returns each seed's client → difference, of common clients; empty if a seed has none."""
     found = []
     for seed in seeds:
         mine, theirs = (clients.get(method, {}).get(seed, {}) for method in (one, other))
-        both = [mine[c] - theirs[c] for c in mine if c in theirs]
-        both = [difference for difference in both if math.isfinite(difference)]
+        both = {c: mine[c] - theirs[c] for c in mine if c in theirs}
+        both = {c: difference for c, difference in both.items() if math.isfinite(difference)}
         if not both:
             return []
         found.append(both)

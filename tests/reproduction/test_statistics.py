@@ -86,11 +86,87 @@ def test_clients_are_paired_within_their_seed():
 def test_the_interval_over_clients_is_that_of_many_of_them():
     """Of one seed with many clients the bootstrap is the normal interval."""
     change = np.random.default_rng(3).normal(0.2, 1.0, size=400)
-    found = statistics.over_clients([change])
+    found = statistics.over_clients([dict(zip(map(str, range(400)), change, strict=True))])
     half = 1.96 * change.std() / 20
     assert found.mean == pytest.approx(change.mean())
     assert found.low == pytest.approx(change.mean() - half, abs=0.2 * half)
     assert found.high == pytest.approx(change.mean() + half, abs=0.2 * half)
+
+
+@pytest.mark.parametrize("alike", [True, False], ids=["the same clients", "other clients"])
+def test_the_interval_over_clients_covers_the_mean_in_95_of_100_cases(alike):
+    """A client's effect is the same on all seeds that have it; the true mean is 0."""
+    generator = np.random.default_rng(5)
+    covered = 0
+    for _ in range(200):
+        seeds = []
+        effect = generator.normal(size=25)
+        for seed in range(4):
+            effect = effect if alike else generator.normal(size=25)
+            change = effect + 0.3 * generator.normal(size=25)
+            seeds.append({f"{0 if alike else seed}-{i}": d for i, d in enumerate(change)})
+        found = statistics.over_clients(seeds)
+        covered += found.low <= 0 <= found.high
+    # A percentile bootstrap of 25 clients covers a little less than it says.
+    assert 0.89 <= covered / 200 <= 0.985
+
+
+def test_clients_of_all_seeds_are_drawn_together_whatever_their_order():
+    """Drawing means over seeds is the same, since all weights are equal."""
+    change = np.random.default_rng(0).normal(size=(3, 12))
+    seeds = [{f"c{i:02}": d for i, d in enumerate(some)} for some in change]
+    turned = [seeds[0], dict(reversed(seeds[1].items())), seeds[2]]
+    found = statistics.over_clients(turned)
+    means = {f"c{i:02}": d for i, d in enumerate(change.mean(axis=0))}
+    assert found == pytest.approx(statistics.over_clients([means]))
+    oracle = stats.bootstrap(
+        (change.mean(axis=0),), np.mean, method="percentile", n_resamples=20_000, rng=1
+    ).confidence_interval
+    assert found.low == pytest.approx(oracle.low, abs=0.05)
+    assert found.high == pytest.approx(oracle.high, abs=0.05)
+    apart = statistics.over_clients([*seeds[:2], {f"d{k}": d for k, d in seeds[2].items()}])
+    assert apart.mean == pytest.approx(found.mean) and apart != found
+
+
+def test_the_interval_over_clients_is_of_the_mean_weighted_by_test_examples():
+    """One client has most examples, so the mean is above 0, though most clients are below."""
+    change = {"big": 0.5, **{f"small{i}": -0.4 for i in range(7)}}
+    weights = {"big": 200.0, **{f"small{i}": 10.0 for i in range(7)}}
+    found = statistics.over_clients([change], [weights])
+    pooled = (200 * 0.5 - 70 * 0.4) / 270
+    assert found.mean == pytest.approx(pooled)
+    values, shares = np.array([*change.values()]), np.array([*weights.values()])
+    oracle = stats.bootstrap(
+        (values, shares),
+        lambda v, w, axis: (v * w).sum(axis) / w.sum(axis),
+        paired=True,
+        vectorized=True,
+        method="percentile",
+        n_resamples=20_000,
+        rng=1,
+    ).confidence_interval
+    # An end of the interval is one of few possible values: how often "big" is drawn.
+    assert found.low == pytest.approx(oracle.low, abs=0.02)
+    assert found.high == pytest.approx(oracle.high, abs=0.02)
+    clients = {"a": {1: dict.fromkeys(change, 0.0)}, "b": {1: change}}
+    values_of = {"a": {1: 0.0}, "b": {1: pooled}}
+    (pair,) = statistics.compare(values_of, clients=clients, weights={1: weights})
+    assert pair.clients == found and pair.clients.mean == pytest.approx(pair.difference.mean)
+
+
+def test_wins_are_unknown_where_the_direction_is():
+    assert all(math.isnan(pair.wins) for pair in statistics.compare(VALUES, None))
+
+
+def test_equal_differences_are_known_as_such():
+    def pair(*differences):
+        values = {"a": dict.fromkeys(range(9), 0.1), "b": {}}
+        values["b"] = {seed: 0.1 + d for seed, d in enumerate(differences)}
+        return statistics.compare(values)[0]
+
+    assert pair(2.0, 2.0).without_spread and pair(0.0, 0.0).without_spread
+    assert pair(0.2, 0.2 + 1e-16).without_spread, "up to rounding"
+    assert not pair(2.0, 2.1).without_spread and not pair(2.0).without_spread
 
 
 def test_the_interquartile_mean_is_that_of_the_middle_half():
