@@ -19,8 +19,10 @@ from reproduction.item_files import (
 from reproduction.planned_runs import (
     PlannedRun,
     absolute,
+    has_other_rounds,
     has_settings,
     in_its_folder,
+    other_settings,
     planned_runs,
     settings_of_file,
 )
@@ -49,9 +51,11 @@ __all__ = [
     "absolute",
     "all_items",
     "format_value",
+    "has_other_rounds",
     "has_settings",
     "in_its_folder",
     "load_item",
+    "other_settings",
     "own_items",
     "planned_runs",
     "read_item",

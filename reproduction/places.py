@@ -2,8 +2,9 @@
 
 A run's folder is named by its row, settings and seed. If that folder holds a run with other
 settings, `.` and a digest of the settings are appended (`items.in_its_folder`). If that run has
-other code or data, `.` and a digest of today's are appended. So no run replaces another, and if you
-take a change back, its runs are found again.
+other code or data, `.` and a digest of today's are appended. If it has more rounds than the
+protocol, `.rounds=N` is. So no run replaces another, and if you take a change back, its runs are
+found again.
 """
 
 import os
@@ -11,7 +12,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
-from reproduction import changes, items, storage, sweep
+from reproduction import changes, items, storage, sweep, tuning
 from reproduction.items import REPO, PlannedRun
 from simulation.errors import RunError
 from simulation.records import outputs
@@ -40,7 +41,10 @@ class Places:
         Raises:
           ReproduceError: If runs cannot be compared, or the storage cannot be read.
         """
-        runs = [self._brought(run) for run in runs]
+        runs = self._beside_other_code([self._brought(run) for run in runs])
+        return [self._beside_other_rounds(run) for run in runs]
+
+    def _beside_other_code(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         new = [run for run in runs if run.folder not in self._endings]
         self._endings |= dict.fromkeys((run.folder for run in new), "")
         if not self._fresh:
@@ -53,6 +57,13 @@ class Places:
             self._brought(run.beside(ending)) if (ending := self._endings[run.folder]) else run
             for run in runs
         ]
+
+    def _beside_other_rounds(self, run: PlannedRun) -> PlannedRun:
+        if self._fresh or not items.has_other_rounds(run):
+            return run
+        found = items.in_its_folder(run.beside(f"rounds={run.protocol_rounds}"))
+        (found,) = self._beside_other_code([self._brought(found)])
+        return found
 
     def _brought(self, run: PlannedRun) -> PlannedRun:
         """Copies a run's folder from the storage; it may hold a run with other settings."""
@@ -90,6 +101,11 @@ class Places:
           RunError: If another process uses one.
         """
         old = self.to_start_over(runs)
+        if self._fresh:
+            for run in runs:
+                if run.folder not in self._started_over:
+                    # Where a search was stopped, its run has not begun.
+                    tuning.set_aside(tuning.place_of(run.folder))
         for run in old:
             with outputs.ExperimentFolder(str(run.folder.parent), run.name) as folder:
                 folder.set_aside()

@@ -12,7 +12,7 @@ from typing import Any
 
 from reproduction import run_folders
 from reproduction.setups import PAPERS, REPO, ReproduceError, Row, Setup, words
-from simulation import experiment_flags, run_hparams
+from simulation import experiment_flags, run_hparams, run_parser
 from simulation.errors import RunError
 from tasks.formats import remote
 from tff_suite.hparams import HparamError, Settings, Value
@@ -29,8 +29,9 @@ class PlannedRun:
       folder: Folder of its results.
       flagfile: Path of its flag file; empty if it has none.
       flags: Flag → value, which override the file.
-      rounds: Rounds to train.
-      protocol_rounds: Rounds of the protocol, which `rounds` may cut short.
+      rounds: Rounds to train, at least.
+      protocol_rounds: Rounds of the protocol, which a budget or a search's rung may cut short. A
+        run that has done more than `rounds`, but no more than these, is the same run.
       home: Folder of a user's own item, in which modules of `--import` are also looked for.
       objects: Python objects given in place of a flag: `task`, `model`.
       kept: Folder that this run would have, if a run with other settings, code or data is there;
@@ -136,8 +137,24 @@ def has_settings(request: experiment_flags.Request, recorded: Mapping[str, Any])
       request: The request.
       recorded: Flag → value, as in hparams.json.
     """
-    fixed = request.in_force.keys() - run_hparams.MAY_CHANGE - {"runtime"}
-    return all(recorded.get(flag) == request.in_force[flag] for flag in fixed)
+    return not other_settings(request, recorded)
+
+
+def other_settings(request: experiment_flags.Request, recorded: Mapping[str, Any]) -> list[str]:
+    """Returns the flags in which a recorded run differs from a request.
+
+    Args:
+      request: The request.
+      recorded: Flag → value, as in hparams.json.
+    """
+    # A resumed run may get another `stop_at`, but its results depend on it.
+    fixed = (request.in_force.keys() - run_hparams.MAY_CHANGE - {"runtime"}) | {"stop_at"}
+    # A run with `tune` records what the search has chosen.
+    tuned = {*request.tune}
+    if tuned and not request.run["validation_fraction"]:
+        tuned.add("validation_fraction")
+    other = [flag for flag in fixed - tuned if recorded.get(flag) != request.in_force[flag]]
+    return sorted([*other, *(flag for flag in tuned if not isinstance(recorded.get(flag), float))])
 
 
 def _told(run: Any) -> str:
@@ -172,6 +189,10 @@ def _run(
     if rounds != whole and run.request().first_other_plan(rounds, rounds, whole) is not None:
         # Such a run cannot be resumed for more rounds later, so it gets its own folder.
         name += f"_rounds={rounds}"
+    in_all = {**fixed, **settings, **flags}
+    if any(in_all.get(flag) == run_parser.TUNE for flag in run_parser.RATES):
+        # It records numbers as its rates, so a run with given rates needs another folder.
+        name += "_tuned"
     if setup.selection.get("metric", "").startswith("validation/"):
         given = run.request().run
         if not (given["validation_fraction"] or given["validation_clients"]):
@@ -195,9 +216,32 @@ def in_its_folder(run: PlannedRun) -> PlannedRun:
         return run  # The run itself says what is damaged or wrong.
     # Seeds are in the name already; without them all seeds of a row get the same digest.
     left_out = {*run_hparams.MAY_CHANGE, "seed", "client_datasets_random_seed"}
-    known = {k: v for k, v in run.request().in_force.items() if k not in left_out}
+    request = run.request()
+    known = {k: v for k, v in request.in_force.items() if k not in left_out}
+    if request.run["stop_at"] is not None:
+        known["stop_at"] = request.run["stop_at"]
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
     return run.beside(digest)
+
+
+def has_other_rounds(run: PlannedRun) -> bool:
+    """Returns whether its folder holds a run that its number of rounds makes another one.
+
+    That is a run beyond the rounds of the protocol, since a run cannot go back, and one whose
+    rounds depend on another total number.
+    """
+    try:
+        recorded, ended = run.read().recorded or {}, run.read().ended or {}
+        flags = recorded.get("flags")
+        total = flags.get("total_rounds") if isinstance(flags, dict) else None
+        done = ended.get("rounds", run.read().last_round)
+        if not isinstance(total, int) or not isinstance(done, int):
+            return False
+        compared = min(done, run.rounds)
+        other = run.request().first_other_plan(compared, total, run.rounds)
+        return done > run.protocol_rounds or other is not None
+    except (RunError, HparamError):
+        return False  # The run itself says what is damaged or wrong.
 
 
 # Characters and names that can be used in folder names as they are, as all papers' rows can.

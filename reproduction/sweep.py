@@ -83,6 +83,9 @@ class Outcome:
 def is_done(run: PlannedRun) -> bool:
     """Returns whether the run's folder holds all of its rounds, done with the run's settings.
 
+    A run may have gone on towards the protocol's rounds: a search asks for its rungs again later,
+    and a budget may be smaller now. A run that `stop_at` stopped is done, too.
+
     Raises:
       HparamError: If the run's flags are wrong.
     """
@@ -92,13 +95,16 @@ def is_done(run: PlannedRun) -> bool:
     except RunError:
         return False  # The run itself will report the damage.
     recorded = hparams.get("flags")
+    # A callback may have stopped it, too, which a sweep does not have.
+    stopped = "stopped" in (summary or {}) and request.run["stop_at"] is not None
     if not summary or not isinstance(summary.get("rounds"), int) or not isinstance(recorded, dict):
         return False
     return bool(
         summary.get("finished")
         and outputs.is_intact(summary)
         and summary.get("run_id") == hparams.get("run_id")
-        and (summary["rounds"] >= run.rounds or "stopped" in summary)
+        and summary["rounds"] <= run.protocol_rounds
+        and (summary["rounds"] >= run.rounds or stopped)
         and has_settings(request, recorded)
     )
 

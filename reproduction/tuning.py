@@ -8,7 +8,9 @@ The lowest mean validation loss over the last evaluations wins. The search takes
 times (for pairs 2.3 times) the rounds of the run. Test data are not used.
 
 The search's runs are in the folder `<experiment_name>.tuning` beside the run's own, and resume like
-any other run. `tried.csv` there lists the points tried. A run that has begun keeps its rates.
+any other run. If settings, code or data have changed, the search starts anew, and the old folder is
+kept as `<experiment_name>.tuning.replaced-N`. `tried.csv` lists the points tried. A run that has
+begun keeps its rates.
 """
 
 import csv
@@ -19,17 +21,17 @@ import os
 import pathlib
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from reproduction import points, results, run_folders, search
-from reproduction.items import format_value
-from simulation import experiment, experiment_flags
-from simulation.errors import DivergedError
+from reproduction.items import format_value, other_settings
+from simulation import experiment, experiment_flags, identity
+from simulation.errors import DivergedError, RunError
 from simulation.experiment_flags import Request
-from simulation.records import outputs, progress
+from simulation.records import files, outputs, progress
 from tff_suite import writing
 from tff_suite.hparams import Settings
 
@@ -109,10 +111,9 @@ def settle(request: Request, caller: experiment.Caller) -> Request:
     """
     run = request.run
     folder = os.path.join(run["root_output_dir"], run["experiment_name"])
-    place = f"{folder}.tuning"
+    place = place_of(folder)
     if run["fresh"]:
-        if os.path.lexists(place):
-            os.rename(place, outputs.free_place(place))
+        set_aside(place)
     else:
         recorded = outputs.read_json(os.path.join(folder, "hparams.json")) or {}
         kept = {flag: recorded.get("flags", {}).get(flag) for flag in _fixed(request)}
@@ -128,6 +129,31 @@ def settle(request: Request, caller: experiment.Caller) -> Request:
         )
     chosen = _search(_settled(request, fixed), request.tune, place, caller)
     return _settled(request, {**fixed, **chosen})
+
+
+def place_of(folder: str | os.PathLike) -> str:
+    """Returns the folder of the search for a run in `folder`."""
+    return f"{os.fspath(folder)}.tuning"
+
+
+def set_aside(place: str) -> str | None:
+    """Moves the folder of a search aside, if there is one.
+
+    Returns:
+      Its new path.
+
+    Raises:
+      RunError: If it cannot be moved, or another process uses it.
+    """
+    with files.explained(place):
+        if not os.path.isdir(place):
+            return None
+        for found in [entry for entry in os.scandir(place) if entry.is_dir()]:
+            with outputs.ExperimentFolder(place, found.name):
+                pass  # No other process has locked it.
+        kept = outputs.free_place(place)
+        os.rename(place, kept)
+    return kept
 
 
 def _settled(request: Request, settings: Settings) -> Request:
@@ -162,6 +188,16 @@ def _search(
 
     def plan(by_row, reached):
         return [_trial(request, point, reached, whole, place, off) for point in by_row[""]]
+
+    every = [
+        trial
+        for rounds in search.rungs(len(tried), whole, _FACTOR, first)
+        for trial in plan({"": tried}, rounds)
+    ]
+    change = _change({trial.folder: trial for trial in every}.values())
+    if change:
+        kept = set_aside(place)
+        caller.say(f"The search in {place} was of other {change}: kept as {kept}, and begun anew.")
 
     def execute(trials):
         for trial in trials:
@@ -208,6 +244,36 @@ def _trial(
     return _Trial("", point, pathlib.Path(place, name), rounds, asked)
 
 
+def _change(trials: Iterable[_Trial]) -> str:
+    """Says in what trials of an earlier start differ from those of this one; else blank."""
+    known: dict[str, identity.Looked] = {}
+    for trial in trials:
+        try:
+            recorded = trial.read().recorded
+        except RunError:
+            continue  # The trial itself will report the damage.
+        if recorded is None:
+            continue
+        flags, before = recorded.get("flags"), recorded.get("identity")
+        if not isinstance(flags, dict) or not isinstance(before, dict):
+            return "versions of the suite"
+        asked = trial.request
+        other = other_settings(asked, flags)
+        if asked.run["runtime"] not in ("auto", flags.get("runtime")):
+            other.append("runtime")
+        given = recorded.get("objects") or {}
+        other += [name for name in ("task", "model") if (name in given) != (name in asked.objects)]
+        if other:
+            return f"settings ({', '.join(dict.fromkeys(other))})"
+        now = identity.look(asked, before, known).identity
+        changes = identity.differences(before, now, history=identity.history_of(asked))
+        if asked.run["accept_code_changes"]:
+            changes = [change for change in changes if change.kind == "data"]
+        if changes:
+            return f"{identity.what(changes)} ({identity.in_words(changes)})"
+    return ""
+
+
 class _NoProgress(progress.ProgressInPython):
     """Progress without a bar and without warnings."""
 
@@ -219,8 +285,13 @@ def _run(trial: _Trial, caller: experiment.Caller) -> None:
     """Carries out a trial, unless an earlier start has already taken it as far or further."""
     if trial.folder.exists():
         found = trial.read()
-        done = found.summary["rounds"] if found.summary else 0
-        if done >= trial.rounds or found.last_round > trial.rounds:
+        ended = found.summary
+        intact = ended is None or (
+            outputs.is_intact(ended) and ended.get("run_id") == (found.recorded or {}).get("run_id")
+        )
+        done = ended["rounds"] if ended else 0
+        # What is damaged is reported below.
+        if intact and (done >= trial.rounds or found.last_round > trial.rounds):
             return
     quiet = dataclasses.replace(
         caller,

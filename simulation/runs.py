@@ -4,7 +4,8 @@
     python -m simulation.runs results --json
 
 Runs that differ only in their seed share a line, with the mean and standard deviation of the main
-metric. A folder of several runs is a sweep and has a line that counts them. The states are:
+metric. Runs that have done other numbers of rounds do not, unless the same `--stop_at` stopped
+them. A folder of several runs is a sweep and has a line that counts them. The states are:
 
 - finished, running, not started, damaged,
 - resumable: the same command continues after the round shown,
@@ -47,7 +48,10 @@ from tff_suite import compat, writing
 # Files whose modification time is that of the run's last step.
 _STEPS = ("metrics.csv", "summary.json", "hparams.json")
 # Settings in which runs on one line may differ.
-_PLACES = (run_hparams.MAY_CHANGE - {"total_rounds"}) | {"client_datasets_random_seed", "seed"}
+_PLACES = (run_hparams.MAY_CHANGE - {"stop_at", "total_rounds"}) | {
+    "client_datasets_random_seed",
+    "seed",
+}
 
 
 class Run(NamedTuple):
@@ -279,13 +283,16 @@ def _made_of(recorded: Mapping[str, Any]) -> str:
 def by_settings(runs: Sequence[Run]) -> Iterator[list[Run]]:
     """Yields groups of runs that differ only in their seed; a damaged run is a group by itself.
 
-    Runs with other code or another model are not in one group, and no group has a seed twice, as
-    runs with other data have.
+    Runs with other code, another model or other numbers of rounds done are not in one group, and no
+    group has a seed twice, as runs with other data have.
     """
     groups: dict[Any, list[Run]] = {}
     for run in runs:
         settings = {k: v for k, v in run.flags.items() if k not in _PLACES}
-        alike = [os.path.dirname(run.folder), settings, run.made_of]
+        # With the same `stop_at`, seeds stop after different rounds.
+        stopped = run.state == "finished" and run.flags.get("stop_at") is not None
+        done = "as many as it takes" if stopped else run.round
+        alike = [os.path.dirname(run.folder), settings, run.made_of, done]
         key = json.dumps(alike, sort_keys=True, default=str)
         if run.state == "damaged" or any(run.seed == of.seed for of in groups.get(key, ())):
             key = run.folder

@@ -418,7 +418,7 @@ def test_a_run_is_done_if_its_settings_are_the_same(tmp_path):
     """Any difference counts, but of settings that a resumed run may change."""
     run = plan(toy_setup(grid={}), tmp_path, [1])[0]
     flags = dict(experiment_flags.parse(run.command).in_force)
-    summary = {"finished": True, "rounds": 1000}
+    summary = {"finished": True, "rounds": run.rounds}
 
     def done(**changes):
         recorded = {k: v for k, v in {**flags, **changes}.items() if v != "absent"}
@@ -431,6 +431,12 @@ def test_a_run_is_done_if_its_settings_are_the_same(tmp_path):
     assert done() and done(rounds_per_checkpoint=7, stop_at="absent")
     assert not done(client_learning_rate=0.02)
     assert not done(rounds_per_eval="absent")
+    assert not done(stop_at="eval/loss<1")
+    summary |= {"rounds": 1, "stopped": "eval/loss<1"}
+    assert not done() and not done(stop_at="eval/loss<1")
+    summary |= {"rounds": run.rounds + 1}
+    assert not done(), "the protocol has fewer rounds"
+    summary = {"finished": True, "rounds": run.rounds}
     (run.folder / "summary.json").write_text(json.dumps(summary))
     assert not sweep.is_done(run), "it has no checksum"
     summary["finished"] = False

@@ -515,3 +515,93 @@ def test_a_sweep_tells_the_time_left_and_its_table_goes_when_it_is_stopped(tmp_p
     # A line of the table is erased by moving up and clearing it.
     assert terminal.getvalue().rstrip("\x1b[?25h\r\n").endswith("\x1b[2K")
     assert shown._live is None
+
+
+ONE = {"algorithms": ["fedavg"], "seeds": 1, "qfedavg_q": None, "runtime": "vectorized"}
+
+
+def test_runs_of_more_rounds_are_kept_and_fewer_rounds_are_run_anew(tmp_path, capsys):
+    longer = run(tmp_path, **{**ONE, "total_rounds": 4})
+    before = longer.runs.run[0]
+    capsys.readouterr()
+    fewer = run(tmp_path, **{**ONE, "total_rounds": 2})
+    assert "1 have other settings, code or data than before" in capsys.readouterr().out
+    assert fewer.runs.rounds.tolist() == [2] and fewer.runs.run[0] == f"{before}.rounds=2"
+    assert run(tmp_path, **{**ONE, "total_rounds": 2}).runs.run[0] == fewer.runs.run[0]
+    assert "1 of 1 runs are done already and reused." in capsys.readouterr().out
+    again = run(tmp_path, **{**ONE, "total_rounds": 4})
+    assert again.runs.run[0] == before and again.runs.rounds.tolist() == [4]
+    # The folder of other settings may hold more rounds, too.
+    other = {**ONE, "client_learning_rate": 0.1}
+    folders = [run(tmp_path, **{**other, "total_rounds": n}).runs.run[0] for n in (4, 2, 4, 2)]
+    assert folders[:2] == folders[2:] and len({*folders}) == 2
+
+
+def test_fewer_rounds_of_a_run_with_other_code_are_run_anew(tmp_path):
+    changed = {**ONE, "task": dataclasses.replace(own_task(), loss=other_loss)}
+    rounds, folders = (4, 2, 4, 2), []
+    run(tmp_path, **{**ONE, "total_rounds": 4})
+    for n in rounds:
+        found = run(tmp_path, **{**changed, "total_rounds": n})
+        assert found.runs.rounds.tolist() == [n]
+        folders.append(found.runs.run[0])
+    assert folders[:2] == folders[2:]
+
+
+def test_a_method_whose_rounds_depend_on_their_number_starts_anew_for_more(tmp_path):
+    own = {
+        **ONE,
+        "algorithms": ["fedda_adam"],
+        "client_learning_rate": 0.1,
+        "server_learning_rate": 0.1,
+    }
+    for n in (3, 5, 3, 5):
+        found = run(tmp_path, **{**own, "total_rounds": n})
+        assert found.runs.rounds.tolist() == [n]
+
+
+def test_a_search_takes_up_its_runs_beyond_its_rungs_but_not_those_of_more_rounds(tmp_path, capsys):
+    own = {**ONE, "client_learning_rate": None, "tune": "rates", "budget": 3}
+    first = run(tmp_path, **{**own, "total_rounds": 3})
+    made = {path.parent.name for path in tmp_path.rglob("summary.json")}
+    assert run(tmp_path, **{**own, "total_rounds": 3}).runs.equals(first.runs)
+    assert "starts" not in capsys.readouterr().out.partition("The table is")[2]
+    longer = run(tmp_path, **{**own, "total_rounds": 6})
+    assert longer.runs.rounds.tolist() == [6]
+    assert {path.parent.name for path in tmp_path.rglob("summary.json")} == made
+    again = run(tmp_path, **{**own, "total_rounds": 3})
+    assert again.runs.rounds.tolist() == [3]
+    assert np.allclose(again.values()["fedavg"][1], first.values()["fedavg"][1])
+
+
+def test_runs_that_stopped_early_are_those_of_the_same_condition_only(tmp_path, capsys):
+    conditions = ["eval/loss<1e9", None, "eval/loss<1e8"]
+    made = {}
+    for condition in [*conditions, *conditions]:
+        capsys.readouterr()
+        found = run(tmp_path, **ONE, stop_at=condition)
+        assert (found.runs.rounds.tolist() == [2]) == (condition is None), found.runs.rounds
+        reused = "1 of 1 runs are done already and reused." in capsys.readouterr().out
+        assert reused == (condition in made)
+        assert made.setdefault(condition, found.runs.run[0]) == found.runs.run[0]
+    assert len({*made.values()}) == 3
+
+
+def test_rates_that_runs_tune_themselves_are_found_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(comparison.tuning, "_VALUES", [0.01, 0.1])
+    fixed = run(tmp_path, **ONE, validation_fraction=0.1)
+    own = {**ONE, "client_learning_rate": "tune", "validation_fraction": 0.1}
+    first = run(tmp_path, **own)
+    assert first.runs.rounds.tolist() == [2] and first.runs.iloc[0, 4] == first.runs.iloc[0, 4]
+    assert first.runs.run[0] != fixed.runs.run[0] and not any("div" in c for c in first.caveats)
+    flags = json.loads(pathlib.Path(first.runs.run[0], "hparams.json").read_text())["flags"]
+    assert flags["client_learning_rate"] in (0.01, 0.1)
+    capsys.readouterr()
+    again = run(tmp_path, **own)
+    assert "1 of 1 runs are done already and reused." in capsys.readouterr().out
+    assert again.runs.equals(first.runs)
+    del own["validation_fraction"]
+    other = run(tmp_path, **own)
+    assert other.runs.rounds.tolist() == [2]
+    run(tmp_path, **own, fresh=True)
+    assert len(list(tmp_path.rglob("*.tuning.replaced-1"))) == 1

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from simulation.errors import DivergedError, RunError
 from tasks.task import ArrayFederatedData, Examples
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.test_run_experiment import bytes_of
+from tests.tff_algos import toy
 from tff_suite.hparams import HparamError
 
 pytestmark = pytest.mark.slow
@@ -161,6 +163,46 @@ def test_fresh_searches_anew(tmp_path, few):
     run(tmp_path, total_rounds=1)
     run(tmp_path, total_rounds=1, fresh=True)
     assert len(list(tmp_path.glob("*.tuning.replaced-1/tried.csv"))) == 1
+
+
+def other_loss(y, outputs):
+    return 2.0 * toy.cross_entropy(y, outputs)
+
+
+@pytest.mark.parametrize("what", ["settings", "method", "data", "code", "more rounds", "same"])
+def test_a_stopped_search_of_something_else_is_kept_and_begun_anew(
+    tmp_path, few, monkeypatch, what, capsys
+):
+    mine = dataclasses.replace(tasks.load("toy"), name="mine")
+    ends = np.cumsum(mine.train.sizes)
+    rows = np.split(np.arange(ends[-1]), ends[:-1])
+    parts = [mine.train.examples(k) for k in range(len(rows))]
+    x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
+    scaled = ArrayFederatedData(x * np.float32(0.5), y, rows)
+    own = {"task": mine, "experiment_name": "run"}
+    changes: dict[str, Any] = {
+        "settings": {"client_batch_size": 2},
+        "method": {"algorithm": "fedprox", "fedprox_mu": 0.1},
+        "data": {"task": dataclasses.replace(mine, train=scaled)},
+        "code": {"task": dataclasses.replace(mine, loss=other_loss)},
+        "more rounds": {"total_rounds": 12},
+        "same": {},
+    }
+    changed = {**own, **changes[what]}
+    whole = run(tmp_path / "whole", **changed)
+
+    def stops(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "_write", stops)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "stopped", **own)
+    result = run(tmp_path / "stopped", **changed)
+    assert flags_of(result)["client_learning_rate"] == flags_of(whole)["client_learning_rate"]
+    assert tried(tmp_path / "stopped") == tried(tmp_path / "whole")
+    kept = list(tmp_path.glob("stopped/run.tuning.replaced-1/*/metrics.csv"))
+    assert bool(kept) == (what not in ("same", "more rounds"))
 
 
 def test_runs_of_a_search_are_no_runs_of_the_folder_above(tuned):

@@ -166,3 +166,21 @@ def test_runs_with_other_code_models_or_data_are_no_seeds_of_one_line():
     ]
     found = [[run.folder for run in group] for group in runs.by_settings(given)]
     assert found == [["root/a1", "root/a2"], ["root/b1"], ["root/c1"]]
+
+
+def test_runs_that_stopped_elsewhere_are_no_seeds_of_one_line():
+    def made(seed, rounds, state="finished", **flags):
+        flags = {"algorithm": "a", "total_rounds": 9, **flags}
+        return runs.Run(f"root/{seed}", state, round=rounds, seed=seed, flags=flags)
+
+    given = [
+        made(1, 9),
+        made(2, 9, experiment_name="x"),
+        made(3, 4),  # Stopped by a callback.
+        made(4, 6, "resumable"),
+        made(5, 3, stop_at="eval/loss<1"),
+        made(6, 5, stop_at="eval/loss<1"),
+        made(7, 5, stop_at="eval/loss<2"),
+    ]
+    found = [[run.seed for run in group] for group in runs.by_settings(given)]
+    assert found == [[1, 2], [3], [4], [5, 6], [7]]
