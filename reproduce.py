@@ -69,7 +69,7 @@ PARSER.flag(
 PARSER.flag(
     "column",
     help="Column for --compare: of an item's table (default: its first one) or of metrics.csv "
-    "(default: eval/accuracy).",
+    "(default: the primary metric).",
 )
 PARSER.flag("jobs", help="Most runs at a time. Unset: as many as fit.", type=int, minimum=1)
 PARSER.flag("cpus_per_run", 1.0, "Cores per run.", common=False, minimum=0.01, maximum=1e5)

@@ -85,7 +85,7 @@ class Difference(NamedTuple):
       label: One label.
       reference: The other, which is subtracted.
       round_num: Round of the comparison: the last one that all of their runs have.
-      seeds: Seeds that both have.
+      seeds: Seeds that both have, and with which neither run diverged.
       mean: Mean of the differences.
       low: Lower end of the 95 % interval (Student's t); NaN with fewer than two seeds.
       high: Its upper end.
@@ -106,6 +106,8 @@ class Difference(NamedTuple):
 def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> list[Difference]:
     """Compares every two labels that share a seed, seed by seed.
 
+    Diverged runs are left out, since their last value is that of an earlier round than it seems.
+
     Args:
       runs: The runs.
       column: Column of metrics.csv.
@@ -118,11 +120,16 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
     _refuse_twins(runs)
     table = points.pivot(index="round_num", columns=["method", "seed"], values="value")
     labels = list(dict.fromkeys(run_folders.labels(runs)))
+    diverged = _diverged(runs)
     found, lacking = [], []
     for reference, label in itertools.combinations(labels, 2):
-        both = table[[reference, label]]
-        seeds = sorted(set(both[label].columns) & set(both[reference].columns))
-        pairs = both[[(name, seed) for name in (reference, label) for seed in seeds]].dropna()
+        common = {seed for of, seed in table if of == label} & {
+            seed for of, seed in table if of == reference
+        }
+        seeds = sorted(s for s in common if not {(label, s), (reference, s)} & diverged)
+        if common and not seeds:
+            continue
+        pairs = table[[(name, seed) for name in (reference, label) for seed in seeds]].dropna()
         if not seeds or pairs.empty:
             what = f"{column} in no common round" if seeds else "no seed in common"
             lacking.append(f"{label} and {reference} have {what}.")
@@ -138,13 +145,26 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
     return [one._replace(p=p) for one, p in zip(found, corrected, strict=True)]
 
 
+def _diverged(runs: Sequence[run_folders.RunFolder]) -> set[tuple[str, int]]:
+    """Returns the label and the seed of each run that diverged."""
+    named = zip(runs, run_folders.labels(runs), strict=True)
+    return {(label, run.flags["seed"]) for run, label in named if run.diverged}
+
+
 def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
-    """Returns one line each on differences in data, rounds and code, besides the flags.
+    """Returns one line each on diverged runs, and on differences in data, rounds and code.
 
     Data may depend on the seed, so only data of runs with the same seed are compared.
     """
     labels = run_folders.labels(runs)
     lines, seeds = [], {}
+    diverged = [
+        f"{label} (seed {run.flags['seed']}) after round {run.last_round}"
+        for run, label in zip(runs, labels, strict=True)
+        if run.diverged
+    ]
+    if diverged:
+        lines.append(f"Diverged, so not in means and differences: {'; '.join(diverged)}.")
     for run, label in zip(runs, labels, strict=True):
         seeds.setdefault(run.flags["seed"], []).append((run, label))
     of_data = {seed: _kinds_of_data(some) for seed, some in seeds.items()}
@@ -155,7 +175,8 @@ def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
         lines.append(f"Not the same data ({named} {_listed(differing)}): {kinds}.")
     ends = {}
     for run, label in zip(runs, labels, strict=True):
-        ends.setdefault(run.last_round, {})[label] = None
+        if not run.diverged:
+            ends.setdefault(run.last_round, {})[label] = None
     if len(ends) > 1:
         of_each = "; ".join(f"{last} of {', '.join(some)}" for last, some in sorted(ends.items()))
         lines.append(
@@ -214,8 +235,8 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
 
     Args:
       folders: Folders of runs, or folders that contain these; or folders of items' results.
-      column: Column of metrics.csv, `eval/accuracy` by default; for items a column of their tables,
-        the first one by default.
+      column: Column of metrics.csv, that of the primary metric by default; for items a column of
+        their tables, the first one by default.
       output: Folder for the files.
 
     Returns:
@@ -227,8 +248,8 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
     tables = [found for folder in folders for found in comparison.within(folder)]
     if tables:
         return _of_items(tables, column)
-    column = column or "eval/accuracy"
     runs = run_folders.find_runs(folders)
+    column = column or run_folders.primary_column(runs)
     flags = differing_flags(runs)
     lines = [f"## Flags that differ ({len(runs)} runs)\n"]
     lines.append(
@@ -245,7 +266,7 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
     points = run_folders.curve(runs, column)
     figure = plots.curves(points, quantity=quantities.of_column(column), title=column)
     figures.save(figure, str(output / "curves"))
-    last = points.loc[points.groupby(["method", "seed"], sort=False).round_num.idxmax()]
+    last = _last(points, runs)
     ends = [
         {
             "": label,
@@ -254,9 +275,10 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
             "mean": f"{of_label.value.mean():.4g}",
             "spread": f"{of_label.value.std():.4g}" if len(of_label) > 1 else "one seed",
         }
-        for label, of_label in last.groupby("method", sort=False)
+        for label, of_label in last[~last.diverged].groupby("method", sort=False)
     ]
-    lines += [f"\n## {column}, last value of each run\n", _table(ends)]
+    if ends:
+        lines += [f"\n## {column}, last value of each run\n", _table(ends)]
     rows = [
         {
             "difference": f"{d.label} - {d.reference}",
@@ -275,6 +297,14 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
     return "\n".join(lines)
 
 
+def _last(points: pd.DataFrame, runs: Sequence[run_folders.RunFolder]) -> pd.DataFrame:
+    """Returns the last point of each run, with `diverged` as a further column."""
+    last = points.loc[points.groupby(["method", "seed"], sort=False).round_num.idxmax()]
+    known = _diverged(runs)
+    names = zip(last.method, last.seed, strict=True)
+    return last.assign(diverged=[name in known for name in names])
+
+
 def as_json(folders: Sequence[str], column: str | None) -> str:
     """Compares runs as `report` does, but returns JSON and writes no files.
 
@@ -284,8 +314,8 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
 
     Returns:
       For items, a list with one object each: `title`, `runs`, `differences` and `caveats`. For
-      other runs, one object: `column`, `flags` that differ, the `last` value of each run,
-      `differences` and `caveats`.
+      other runs, one object: `column`, `flags` that differ, the `last` value of each run (with
+      `diverged`, whether it did), `differences` and `caveats`.
 
     Raises:
       RunError: If runs can't be read or compared.
@@ -302,10 +332,10 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
             for table in tables
         ]
     else:
-        column = column or "eval/accuracy"
         runs = run_folders.find_runs(folders)
+        column = column or run_folders.primary_column(runs)
         points = run_folders.curve(runs, column)
-        last = points.loc[points.groupby(["method", "seed"], sort=False).round_num.idxmax()]
+        last = _last(points, runs)
         paired = [difference._asdict() for difference in paired_differences(runs, column)]
         content = {
             "column": column,

@@ -41,7 +41,11 @@ PARSER = parser.Parser(__doc__)
 PARSER.positional("kind", "what to draw", choices=_KINDS)
 PARSER.positional("run", "folder of a run", many=True)
 PARSER.flag("output", help="File to write; PNG and PDF are both written.", required=True, path=True)
-PARSER.flag("column", help="Column of metrics.csv; density, pareto: the metric's name.")
+PARSER.flag(
+    "column",
+    help="Column of metrics.csv; density, pareto: the metric's name. Unset: the primary metric; "
+    "pareto: accuracy.",
+)
 PARSER.flag("parameter", "alpha", "pareto: the swept setting, without its method's name.")
 PARSER.flag(
     "last_rounds",
@@ -108,7 +112,7 @@ def _draw(options: Any, runs: Any) -> Figure:
     kind, title = options.kind, options.title
     higher = not options.lower_is_better
     if kind == "density":
-        metric = options.column or "accuracy"
+        metric = options.column or run_folders.primary_column(runs).removeprefix("eval/")
         values = run_folders.client_values(runs, metric)
         return densities(values, quantity=quantities.of_column(metric), title=title)
     if kind == "pareto":
@@ -118,7 +122,7 @@ def _draw(options: Any, runs: Any) -> Figure:
         return client_losses(run_folders.tracked_losses(runs), title=title)
     if kind in ("curves", "improved", "direction"):
         own = {"improved": "fairness/improved_fraction", "direction": "train/direction_norm"}
-        column = options.column or own.get(kind, "eval/accuracy")
+        column = options.column or own.get(kind) or run_folders.primary_column(runs)
         points = run_folders.curve(runs, column)
         if kind == "improved":
             return improved(points, smooth=options.smooth, title=title)
@@ -131,7 +135,7 @@ def _draw(options: Any, runs: Any) -> Figure:
             smooth=options.smooth,
             log=options.log,
         )
-    column = options.column or "eval/accuracy"
+    column = options.column or run_folders.primary_column(runs)
     quantity = quantities.of_column(column)
     rates = {
         "client_learning_rate": "client_learning_rate",

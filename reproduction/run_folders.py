@@ -33,7 +33,7 @@ _NOT_SETTINGS = (run_hparams.MAY_CHANGE - {"total_rounds"}) | {
 
 
 # The files that are read. If one of them changes, the folder is read again.
-_FILES = ("hparams.json", "metrics.csv", "client_metrics.csv", "summary.json")
+_FILES = ("hparams.json", "metrics.csv", "client_metrics.csv", "summary.json", outputs.DIVERGED)
 _MOST_FOLDERS = 128
 
 
@@ -156,6 +156,11 @@ class RunFolder:
         ):
             raise self._damaged("summary.json")
         return summary
+
+    @functools.cached_property
+    def diverged(self) -> bool:
+        """Whether training diverged, so that the run stopped early."""
+        return self.ended is None and outputs.read_json(self._file(outputs.DIVERGED)) is not None
 
     @functools.cached_property
     def _table(self) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
@@ -514,6 +519,32 @@ def client_values(runs: Sequence[RunFolder], metric: str) -> dict[str, np.ndarra
             raise RunError(f"{run.folder} has no clients' {metric}; it has {known}.")
         values.setdefault(label, []).append(run.clients[metric].dropna().to_numpy(float))
     return {label: np.concatenate(parts) for label, parts in values.items()}
+
+
+def primary_column(runs: Sequence[RunFolder]) -> str:
+    """Returns the column of metrics.csv with the primary metric of the runs' tasks.
+
+    Finished runs record it. If none of their columns is in another run, that run's is its first
+    metric besides the loss, as in `simulation.runs`.
+
+    Raises:
+      RunError: If the runs have different ones.
+    """
+    known: dict[str, RunFolder] = {}
+    for run in runs:
+        best = set(_part(run.ended, "best")) - {metrics_csv.ROUND}
+        if best:
+            known.setdefault(best.pop(), run)
+    for run in runs:
+        if known.keys().isdisjoint(run.columns):
+            measured = [c for c in _starting(run.columns, "eval/") if c != "eval/loss"]
+            found = [c for c in (*measured, "eval/loss", "train/loss") if c in run.columns]
+            if found:
+                known.setdefault(found[0], run)
+    if len(known) > 1:
+        told = ", ".join(f"{column} of {run.folder}" for column, run in known.items())
+        raise RunError(f"The runs have different primary metrics: {told}; choose one by --column.")
+    return next(iter(known), "eval/accuracy")
 
 
 def tracked_losses(runs: Sequence[RunFolder]) -> "pd.DataFrame":

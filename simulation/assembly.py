@@ -66,15 +66,16 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
     train = cohorts.as_model_takes(train, model.model)
     if not settings["evaluate_test"]:
         task = dataclasses.replace(task, test=None, central_test=None)
-    tests: dict[str, Any] = {}
+    # With the tests, since a task's parts must stay alike.
+    taken: dict[str, Any] = {"train": cohorts.as_model_takes(task.train, model.model)}
     for part in ("test", "validation"):
         data = getattr(task, part)
         if data is not None and len(data.client_ids):
-            tests[part] = cohorts.as_model_takes(data, model.model)
+            taken[part] = cohorts.as_model_takes(data, model.model)
     if task.central_test is not None:
         x, y = task.central_test
-        tests["central_test"] = Examples(x, cohorts.targets_as_model_takes(y, model.model))
-    task = dataclasses.replace(task, **tests)
+        taken["central_test"] = Examples(x, cohorts.targets_as_model_takes(y, model.model))
+    task = dataclasses.replace(task, **taken)
     built = _build_process(request, model.model, train)
     drawn = cohorts.Cohorts(train, settings, request.plan)
     return Parts(task, train, drawn, model, _method(built, train, drawn, settings))

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 PARTITIONS = ("dirichlet", "shards", "iid")
 TARGET_TYPES = ("category", "number")
+# The key of a table's `attrs` for its name in messages, such as its file.
+NAME = "tasks.frames.name"
 # A feature column of text with more values than this is not one-hot encoded.
 MOST_CATEGORIES = 100
 # Whole numbers with at most this many values may have been meant as classes.
@@ -73,8 +75,9 @@ def from_frame(
 
     Inputs are float32 `[n, number of features]`, int32 `[n, text_length]` of word numbers (0 is
     padding, 1 a word outside the vocabulary), or float32 `[n, height, width, channels]` in [0, 1].
-    Targets are class numbers, int32 `[n]`, or float32 `[n, 1]`. The task's `encoding` maps numbers
-    to classes, categories or words; a run keeps it in `encoding.json`.
+    Targets are class numbers, int32 `[n]`, or float32 `[n, 1]`. If you pass `loss` but not
+    `target_type`, whole numbers stay int32 `[n]`, since they may be class numbers. The task's
+    `encoding` maps numbers to classes, categories or words; a run keeps it in `encoding.json`.
 
     Args:
       df: One row per example.
@@ -308,7 +311,8 @@ class _Table:
         id: Any,
         users_may_lack: bool = False,
     ):
-        self.frame, self.what, self.id = frame, what, id
+        self.frame, self.id = frame, id
+        self.what = what = getattr(frame, "attrs", {}).get(NAME, what)
         if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
             raise TaskError(
                 f"{what} must be a pandas DataFrame, found a {type(frame).__name__}; from_arrays "
@@ -350,7 +354,7 @@ class _Table:
         if wrong.any():
             raise TaskError(
                 f"{self.what}: column {name!r} has {int(wrong.sum())} {kind}, the first in row "
-                f"{int(np.argmax(wrong))}; drop these rows (dropna) or fill them (fillna)."
+                f"{int(np.argmax(wrong))}; drop these rows or fill in the values."
             )
 
 
@@ -409,7 +413,7 @@ class _Target:
         from pandas.api import types
 
         column = table.frame[name]
-        self.name, self._has_loss = name, has_loss
+        self.name = name
         table.complete(name)
         is_span = types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column)
         if is_span or types.is_complex_dtype(column):
@@ -425,7 +429,7 @@ class _Target:
             if (column % 1 == 0).all():
                 _warn(
                     f"target {name!r} has {number} different whole numbers and is treated as "
-                    "a number (squared error); if they are classes, give target_type='category'."
+                    "a number (squared error); if they are classes, set target_type to category."
                 )
         is_category = not is_number if target_type is None else target_type == "category"
         self.classes = _categories(column) if is_category else None
@@ -434,7 +438,7 @@ class _Target:
                 f"target {name!r} has one value only, {self.classes[0]!r}: nothing to learn."
             )
         # A loss of the caller's may take class numbers that are numbers already.
-        self._whole = has_loss and types.is_integer_dtype(column)
+        self._whole = has_loss and target_type is None and types.is_integer_dtype(column)
 
     @property
     def is_category(self) -> bool:
@@ -457,7 +461,7 @@ class _Target:
         if not np.isfinite(values).all():
             raise TaskError(f"{table.what}: target {self.name!r} is beyond float32; scale it.")
         _report_rounding(f"{table.what}: target {self.name!r}", column)
-        return values if self._has_loss else values[:, None]
+        return values[:, None]
 
 
 def _categories(column: Any) -> list[Any]:
@@ -480,8 +484,8 @@ def _codes(table: _Table, name: str, values: Sequence[Any]) -> np.ndarray:
     unknown = sorted({str(v) for v in found if v not in place})
     if unknown:
         raise TaskError(
-            f"{table.what}: column {name!r} has {_some(unknown)}, which df lacks; remove these "
-            "rows."
+            f"{table.what}: column {name!r} has {_some(unknown)}, which the training table lacks; "
+            "remove these rows."
         )
     return np.array([place[v] for v in found], np.int32)
 
@@ -545,7 +549,7 @@ class _Features:
             if len(values) > MOST_CATEGORIES:
                 raise TaskError(
                     f"features: {name!r} has {len(values)} different texts, more than "
-                    f"{MOST_CATEGORIES}; give it as text=, or leave it out."
+                    f"{MOST_CATEGORIES}; name it as the column of text, or leave it out."
                 )
             self._categories[name] = values
         self._standardize = standardize
@@ -830,7 +834,7 @@ def _task(  # noqa: C901
             _report_strangers(other, own, parts)
             sets[purpose] = of(other, own)
         elif purpose == "validation":
-            raise TaskError("validation must have the column of users, as df has.")
+            raise TaskError("validation must have the column of users, as the training table has.")
         if purpose == "test":
             other_x, other_y = arrays(other)
             sets["central_test"] = Examples(transform(other_x) if transform else other_x, other_y)

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import functools
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -193,21 +194,24 @@ def load(
 ) -> Task:
     """Makes the task; see `SPEC` for the settings and `tasks.load` for the rest."""
     del seed
-    read = functools.partial(_read, as_written=[c for c in (user, id, text, image) if c])
     if use_synthetic_data:
-        frame, user, target, folder = _synthetic(), "user", "kind", ""
+        user, target, partition = "user", "kind", "user"
         features = text = image = id = test_path = None
-        partition = "user"
-    else:
-        assert path is not None and target is not None  # See _check_data.
-        path = _place(path, data_dir)
-        frame, folder = read("--table_path", path), os.path.dirname(path)
+    assert target is not None  # See _check_data.
+    as_written = [c for c in (user, id, text, image) if c]
+    read = functools.partial(_read, as_written=as_written, target=target, target_type=target_type)
     drawn: dict[str, Any] = {
         "num_clients": num_clients,
         "alpha": alpha,
         "shards_per_client": shards_per_client,
     }
     with _told_on_standard_error():
+        if use_synthetic_data:
+            frame, folder = _synthetic(), ""
+        else:
+            assert path is not None  # See _check_data.
+            path = _place(path, data_dir)
+            frame, folder = read("--table_path", path), os.path.dirname(path)
         task = frames.from_frame(
             frame,
             user=user,
@@ -245,13 +249,17 @@ def _place(path: str, data_dir: str | None) -> str:
     return os.path.join(data_dir or "", os.path.expanduser(path))
 
 
-def _read(flag: str, path: str, as_written: Sequence[str]) -> pd.DataFrame:
+def _read(
+    flag: str, path: str, as_written: Sequence[str], target: str, target_type: str
+) -> pd.DataFrame:
     """Reads a CSV file.
 
     Args:
       flag: Name of the flag that gave the path.
       path: The path.
       as_written: Columns whose values stay text, even `007` and `NA`; an empty value is missing.
+      target: Column of targets; categories stay text, too, but `NA` is missing.
+      target_type: As the setting.
 
     Raises:
       DataError: If it cannot be read.
@@ -263,17 +271,65 @@ def _read(flag: str, path: str, as_written: Sequence[str]) -> pd.DataFrame:
         # "NA" may be a user's name, but is a missing number elsewhere.
         text = pd.read_csv(
             path,
-            usecols=set(as_written).__contains__,
+            usecols={*as_written, target}.__contains__,
             dtype=str,
             keep_default_na=False,
             na_values=[""],
         )
-        return frame.assign(**{str(column): text[column] for column in text})
     except OSError as e:
         reason = e.strerror or e
         raise DataError(f"{flag}={path} cannot be read: {reason}; name a CSV file") from e
-    except ValueError as e:  # Of pandas's errors, and of text that is not UTF-8.
-        raise DataError(f"{flag}={path} is not a CSV file: {' '.join(str(e).split())}") from e
+    except UnicodeDecodeError as e:
+        raise DataError(
+            f"{flag}={path} is not in UTF-8; convert it, for example by "
+            "iconv -f CP1252 -t UTF-8 OLD.csv > NEW.csv."
+        ) from e
+    except ValueError as e:  # Of pandas's errors.
+        raise DataError(
+            f"{flag}={path} is not a CSV file: {' '.join(str(e).split())}. It must have a header "
+            f"and be separated by commas; {_TO_COMMAS}"
+        ) from e
+    if len(frame.columns) == 1 and re.search("[;\t]", str(frame.columns[0])):
+        raise DataError(f"{flag}={path} is not separated by commas; {_TO_COMMAS}")
+    own = {str(column): text[column] for column in text if column in as_written}
+    if target in text and target not in own:
+        written = text[target].where(frame[target].notna())
+        if target_type == "category":
+            own[target] = written.astype(pd.CategoricalDtype(_in_order(written.dropna().unique())))
+        elif target_type == "auto":
+            _report_codes(target, written, frame[target])
+    frame = frame.assign(**own)
+    frame.attrs[frames.NAME] = path
+    return frame
+
+
+_TO_COMMAS = (
+    "convert it, for example by pandas.read_csv('OLD.csv', sep=';').to_csv('NEW.csv', index=False)."
+)
+
+
+def _in_order(classes: Sequence[str]) -> list[str]:
+    """Returns classes in their order: by number if all are numbers, otherwise by the alphabet."""
+    ordered = sorted(classes)
+    try:
+        places = np.argsort(np.array(ordered, np.float64), kind="stable")
+    except ValueError:
+        return ordered
+    return [ordered[k] for k in places]
+
+
+def _report_codes(name: str, written: pd.Series, read: pd.Series) -> None:
+    """Warns of targets that are read as numbers, but look like codes of classes."""
+    from pandas.api import types
+
+    codes = written[written.str.fullmatch(r"0\d+", na=False)]
+    if len(codes) and types.is_numeric_dtype(read):
+        warnings.warn(
+            f"target {name!r} has {codes.iloc[0]!r}, and is read as a number; if it has codes of "
+            "classes, pass --table_target_type=category.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _function(named: str) -> Callable:

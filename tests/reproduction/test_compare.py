@@ -100,6 +100,36 @@ def test_runs_that_end_at_different_rounds_are_told(root, tmp_path):
     assert "| 1 2 3 4 9 | 1 to 3  |" in text
 
 
+def test_diverged_runs_are_named_and_left_out(root, tmp_path):
+    write_run(root / "b" / "s4", "fedadam", 4, [0.1, ""], fedadam_tau=1e-3)
+    (root / "b" / "s4" / "diverged.json").write_text('{"reason": "too far"}')
+    write_run(root / "a" / "s4", "fedavg", 4, [0, 0.1, 0.3], total_rounds=2)
+    folders = [str(root / "a"), str(root / "b")]
+    text = compare.report(folders, None, tmp_path / "out")
+    assert "Diverged, so not in means and differences: fedadam (seed 4) after round 1." in text
+    assert "| fedadam - fedavg | 2             | 1 2 3   | 0.3 " in text
+    assert "| fedadam | 1 2 3 9 | 3 " in text, "no value of round 0"
+    answer = json.loads(compare.as_json(folders, None))
+    assert [(r["method"], r["seed"]) for r in answer["last"] if r["diverged"]] == [("fedadam", 4)]
+    assert answer["differences"][0]["seeds"] == [1, 2, 3]
+    alone = [str(root / "a" / "s4"), str(root / "b" / "s4")]
+    text = compare.report(alone, None, tmp_path / "out")
+    assert "Diverged" in text and "Differences" not in text and "Not the same number" not in text
+
+
+def test_the_primary_metric_is_compared_by_default(root, tmp_path):
+    for method, value in (("fedavg", 0.25), ("fedadam", 0.5)):
+        folder = tmp_path / "own" / method
+        write_run(folder, method, 1, [1, value])
+        (folder / "metrics.csv").write_text(f"round_num,eval/mse,eval/mae\n0,1,2\n1,{value},2\n")
+    answer = json.loads(compare.as_json([str(tmp_path / "own")], None))
+    assert answer["column"] == "eval/mse" and answer["differences"][0]["mean"] == -0.25
+    (folder / "summary.json").write_text('{"best": {"round_num": 1, "eval/mae": 2}}')
+    assert json.loads(compare.as_json([str(tmp_path / "own")], None))["column"] == "eval/mae"
+    with pytest.raises(RunError, match=r"eval/mae of .*, eval/accuracy of .*; choose .* --column"):
+        compare.report([str(tmp_path / "own"), str(root / "a")], None, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("folders", "column", "says"),
     [

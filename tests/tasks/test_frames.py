@@ -144,7 +144,9 @@ def test_the_target_decides_the_loss(target, changes, wanted):
 @pytest.mark.parametrize("dtype", [int, float, object])
 def test_whole_numbers_that_may_be_classes_are_said(dtype):
     df = frame().astype({"b": dtype})
-    with pytest.warns(RuntimeWarning, match="'b' has 5 different whole .* target_type='category'"):
+    with pytest.warns(
+        RuntimeWarning, match="'b' has 5 different whole .* set target_type to category"
+    ):
         task = tasks.from_frame(df, user="who", target="b", features=["a"], model=dense(1, 1))
     assert task.primary_metric == "mse"
 
@@ -178,6 +180,20 @@ def test_losses_and_metrics_of_the_callers():
     # Class numbers of the caller's stay whole numbers for a loss of the caller's.
     y = made(target="b", features=["a"], loss="sparse_categorical_crossentropy").train.examples(0).y
     assert y.dtype == np.int32 and y.ndim == 1
+
+
+@pytest.mark.parametrize(("target", "feature"), [("a", "b"), ("b", "a")])
+def test_a_number_is_a_column_for_a_loss_of_the_callers_too(tmp_path, target, feature):
+    losses = []
+    for own in (None, "mse", lambda y, p: tf.reduce_mean((y - p) ** 2, -1)):
+        given = {"target": target, "features": [feature], "target_type": "number"}
+        task = made(**given, loss=own, model=dense(1, 1))
+        y = task.train.examples(0).y
+        assert y.dtype == np.float32 and y.shape[1:] == (1,)
+        folder = tmp_path / str(len(losses))
+        result = simulation.run(task=task, root_output_dir=folder, **SETTINGS)
+        losses.append(result.rounds["eval/loss"].tolist())
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-5)
 
 
 def test_categories_are_one_hot_and_nothing_is_scaled():
@@ -365,7 +381,7 @@ def with_value(column, value, row=3):
         (
             None,
             {"test_frame": frame().replace({"kind": {"cat": "ant"}})},
-            "test_frame: column 'kind' has ant, which df lacks",
+            "test_frame: column 'kind' has ant, which the training table lacks",
         ),
         (None, {"validation": frame().drop(columns="who")}, "validation must have the column of u"),
         (frame()[:0], {}, "df has no rows"),

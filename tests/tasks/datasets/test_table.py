@@ -1,6 +1,10 @@
 """A CSV file of one's own by the command line."""
 
 import json
+import os
+import pathlib
+import re
+import subprocess
 import sys
 
 import numpy as np
@@ -93,6 +97,26 @@ def test_one_layer_by_default(here, target):
     assert task.primary_metric == tasks.get("table").metrics_with(task.settings)[0]
 
 
+def test_what_a_run_of_numbers_ends_with_works_as_printed(here, capfd):
+    assert run(table_target="a", table_features="b") == 0
+    _, lines = capfd.readouterr().out.split("Next:\n")
+    commands = re.findall(r"(?:plot|compare): +((?:.*\\\n)*.*)", lines)
+    assert len(commands) == 2
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    # The folder is as printed, and the programs are those of the repository.
+    repository = pathlib.Path(__file__).parents[3]
+    (here / "reproduce.py").symlink_to(repository / "reproduce.py")
+    for command in commands:
+        done = subprocess.run(
+            ["bash", "-c", command.replace("OTHER_RUN", "results/run")],
+            env={**os.environ, "PYTHONPATH": str(repository), "PATH": path},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    assert (here / "curves.png").exists() and "## eval/mse, last value of each run" in done.stdout
+
+
 def test_the_table_is_looked_for_in_the_data_folder(here, monkeypatch):
     monkeypatch.chdir("/")
     own = {"path": "table.csv", "user": "who", "target": "kind"}
@@ -137,11 +161,11 @@ def test_users_whose_names_look_like_something_else(here, name):
             "--table_path=models_of_mine.py is not a CSV file",
         ),
         ({"table_path": "."}, 1, "--table_path=. cannot be read: Is a directory"),
-        ({"table_user": "whom"}, 1, "user: df has no column 'whom'; it has who, a, b, kind"),
+        ({"table_user": "whom"}, 1, "user: table.csv has no column 'whom'; it has who, a, b, kind"),
         ({"table_model": "model"}, 2, "--table_model=model must be linear or my_module:function."),
         ({"table_model": "nowhere:model"}, 2, "--table_model=nowhere failed: ModuleNotFoundError"),
         ({"table_model": "models_of_mine:no"}, 2, "models_of_mine has no no."),
-        ({"table_features": "a,c"}, 1, "features: df has no column 'c'"),
+        ({"table_features": "a,c"}, 1, "features: table.csv has no column 'c'"),
     ],
     ids=str,
 )
@@ -154,6 +178,50 @@ def test_what_is_wrong_is_one_line(here, capfd, changes, code, says):
 def test_what_may_be_meant_otherwise_is_said(here, capsys):
     tasks.load("table", path="table.csv", user="who", target="b", features="a")
     assert capsys.readouterr().err.startswith("warning: target 'b' has 5 different whole numbers")
+
+
+@pytest.mark.parametrize("test_path", [None, "table.csv"])
+def test_codes_of_classes_are_kept_as_written(here, capsys, test_path):
+    own = {"path": "table.csv", "user": "who", "target": "code", "features": "a,b"}
+    codes = ["01", "1", "2", "10"] * 12
+    pd.read_csv("table.csv", dtype=str).assign(code=codes).to_csv("table.csv", index=False)
+    task = tasks.load("table", target_type="category", test_path=test_path, **own)
+    assert task.encoding["classes"] == ["01", "1", "2", "10"]
+    assert capsys.readouterr().err.startswith("warning: 4 clients"), "each has one class only"
+    task = tasks.load("table", **own)
+    told = capsys.readouterr().err.splitlines()
+    assert "classes" not in task.encoding
+    assert told[0] == (
+        "warning: target 'code' has '01', and is read as a number; if it has codes of classes, "
+        "pass --table_target_type=category."
+    )
+    tasks.load("table", target_type="number", **own)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_missing_class_is_not_a_class(here):
+    frame = pd.read_csv("table.csv", dtype=str).assign(code=["1", "2", "NA"] * 16)
+    frame.to_csv("table.csv", index=False)
+    own = {"path": "table.csv", "user": "who", "target": "code", "target_type": "category"}
+    says = "table.csv: column 'code' has 16 missing values, the first in row 2; drop these rows or"
+    with pytest.raises(DataError, match=says):
+        tasks.load("table", **own)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("who;a;kind\nx;1;p\ny;2;q\n", "is not separated by commas; convert it, for example by p"),
+        ("who;a;kind\nx;1,5;p\ny;2;q\n", "is not separated by commas; convert it"),
+        ("who;a;kind\nx;1;p\ny;2,5,3;q\n", "be separated by commas; convert it, for example by p"),
+        ("who\ta\tkind\nx\t1\tp\n", "is not separated by commas; convert it"),
+        ("who,a,kind\nJosé,1,p\n", "is not in UTF-8; convert it, for example by iconv -f CP1252"),
+    ],
+)
+def test_files_of_another_form_name_a_way_on(here, content, says):
+    (here / "table.csv").write_bytes(content.encode("cp1252"))
+    with pytest.raises(DataError, match=f"^--table_path=table.csv .*{says}"):
+        tasks.load("table", path="table.csv", user="who", target="kind")
 
 
 def test_settings_that_say_what_to_read_are_needed_in_python_too():
