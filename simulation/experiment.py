@@ -616,7 +616,13 @@ class Experiment:
         """Adds the columns of the caller's evaluators."""
         for name, function in caller.evaluators.items():
             try:
-                columns[f"eval/{name}"] = float(function(self._all_weights(trained)))
+                value = function(self._all_weights(trained))
+                if value is None or isinstance(value, str) or np.ndim(value):
+                    raise RunError(
+                        f"The evaluator {name!r} must return a number, found a "
+                        f"{type(value).__name__}."
+                    )
+                columns[f"eval/{name}"] = float(value)
             except Exception as e:  # As with a callback's error, the round is recorded first.
                 told.failure = told.failure or e
                 break

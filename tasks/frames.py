@@ -679,11 +679,14 @@ class _Images:
                             "which would be cut off at 255; scale them to 8 bits, or give arrays "
                             "to from_arrays."
                         )
-                    alpha = file.getchannel("A") if "A" in file.getbands() else None
+                    # A palette may have a transparent colour.
+                    clear = "transparency" in file.info
+                    seen = file.convert("RGBA") if clear else file
+                    alpha = seen.getchannel("A") if "A" in seen.getbands() else None
                     pixels = np.asarray(file.convert("L" if file.mode in _GREY else "RGB"))
             except TaskError:
                 raise
-            except (OSError, ValueError) as e:
+            except (OSError, ValueError, Image.DecompressionBombError) as e:
                 raise TaskError(f"{place}: {path} cannot be read as an image: {e}") from e
             pixels = pixels.reshape(*pixels.shape[:2], -1)
             self._shape = self._shape or pixels.shape

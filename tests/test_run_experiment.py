@@ -465,7 +465,7 @@ def test_checkpoint_of_a_state_of_another_form(finished, tmp_path, capfd):
     good = checkpoints.load_newest(folder)[0]
     checkpoints.save(folder, good.round_num, good.leaves[:-1], good.settings, good.checksums)
     capfd.readouterr()
-    assert "another form" in error_line(capfd, arguments, 1)
+    assert "structure differs" in error_line(capfd, arguments, 1)
 
 
 @pytest.mark.parametrize(

@@ -52,26 +52,33 @@ class _AsModelTakes:
                     f"{list(values.shape[1:])}, and client {self.client_ids[0]} of shape "
                     f"{list(shape)}; pad them all to the same length."
                 )
-        x, wanted = examples.x, np.dtype(self._model.x_spec.dtype.as_numpy_dtype)
-        if x.dtype != wanted and np.can_cast(x.dtype, wanted, "same_kind"):
-            x = x.astype(wanted)
-            if wanted.kind in "iu" and not np.array_equal(x, examples.x):
-                raise DataError(
-                    f"client {self.client_ids[index]} has inputs that do not fit into {wanted}"
-                )
-        return Examples(x, targets_as_model_takes(examples.y, self._model))
+        x = self._cast(index, "inputs", examples.x, self._model.x_spec)
+        y = self._cast(index, "targets", examples.y, self._model.y_spec)
+        return Examples(x, targets_as_model_takes(y, self._model))
+
+    def _cast(self, index, what, values, spec):
+        wanted, client = np.dtype(spec.dtype.as_numpy_dtype), self.client_ids[index]
+        if values.dtype == wanted:
+            return values
+        if not np.can_cast(values.dtype, wanted, "same_kind"):
+            raise DataError(f"client {client} has {what} of {values.dtype}, not of {wanted}.")
+        cast = values.astype(wanted)
+        if wanted.kind in "iu" and not np.array_equal(cast, values):
+            raise DataError(f"client {client} has {what} that do not fit into {wanted}.")
+        return cast
 
 
 def as_model_takes(data: FederatedData, model: "tff_algos.Model") -> FederatedData:
     """Returns clients' data in the form that the model takes.
 
-    Inputs are converted to the model's width, e.g. from float64 to float32; for targets see
-    `targets_as_model_takes`. Reading a client raises a `DataError` if its examples have another
-    shape than those of the first client, or exceed the range of the model's integers.
+    Numbers are converted to the model's width, e.g. from float64 to float32; for the shape of
+    targets see `targets_as_model_takes`. Reading a client raises a `DataError` if the shape of its
+    examples differs from the first client's. So it does for another kind of numbers than the
+    model's, and for numbers beyond the range of its integers.
 
     Args:
       data: The data of at least one client.
-      model: The model. Inputs of another kind than the model's numbers are not converted.
+      model: The model.
     """
     return _AsModelTakes(data, model)
 

@@ -9,6 +9,7 @@ import pytest
 
 import run_experiment
 import simulation
+from simulation.errors import RunError
 from simulation.rounds.callbacks import Callbacks, Round
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.test_run_experiment import assert_same_run, bytes_of
@@ -107,6 +108,13 @@ def test_what_one_raises_ends_the_run_with_a_checkpoint(plain, tmp_path, where):
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) >= 2
     again = run(tmp_path)
     assert_same_run(pathlib.Path(again.folder), pathlib.Path(plain.folder))
+
+
+@pytest.mark.parametrize("value", [None, "0.5", np.array([0.5])], ids=["None", "str", "ndarray"])
+def test_an_evaluator_must_return_a_number(tmp_path, value):
+    kind = type(value).__name__
+    with pytest.raises(RunError, match=f"^The evaluator 'mine' must return a number, .* {kind}"):
+        run(tmp_path, evaluators={"mine": lambda weights: value})
 
 
 def test_early_stopping_goes_on_where_it_was(tmp_path):

@@ -274,6 +274,22 @@ def test_transparent_pixels_are_said(tmp_path, mode, channels):
     assert task.train.examples(0).x.shape[-1] == channels
 
 
+def test_a_transparent_colour_of_a_palette_is_said(tmp_path):
+    image = Image.new("P", (3, 4), 0)
+    image.putpalette([0, 0, 0, 255, 255, 255])
+    image.save(tmp_path / "seen.png", transparency=0)
+    given = {"user": "who", "target": "kind", "image": "file", "image_dir": str(tmp_path)}
+    with pytest.warns(RuntimeWarning, match="24 images have transparent pixels"):
+        tasks.from_frame(frame(file="seen.png"), model=dense(3), **given)
+
+
+def test_an_image_too_large_for_pillow_is_one_line(tmp_path, monkeypatch):
+    Image.new("L", (30, 40)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    with pytest.raises(ValueError, match=r"row 0: .*large.png cannot be read as an image"):
+        made(frame(file="large.png"), image="file", image_dir=str(tmp_path))
+
+
 def test_tests_of_another_table():
     other = frame(8)
     task = made(test_frame=other)

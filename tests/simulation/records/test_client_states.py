@@ -96,7 +96,7 @@ def test_states_lag_behind_the_checkpoint(tmp_path):
 
 def test_another_form_and_damage_are_refused(tmp_path):
     opened(tmp_path / "s").close()
-    with pytest.raises(RunError, match="another form"):
+    with pytest.raises(RunError, match="structure differs"):
         client_states.ClientStates(str(tmp_path / "s"), (np.zeros(3),), 100)
     (tmp_path / "t").write_bytes(b"no database" * 1000)
     with pytest.raises(RunError, match="damaged"):

@@ -238,6 +238,27 @@ def test_inputs_of_another_width_become_the_models_or_are_told():
         narrow.examples(1)
 
 
+def test_another_kind_of_numbers_is_told_by_client():
+    class Mixed:
+        client_ids, sizes = ["a", "b"], [1, 1]
+
+        def __init__(self, x=np.float32, y=np.float32):
+            self._dtypes = x, y
+
+        def examples(self, index):
+            x, y = self._dtypes if index else (np.float32, np.float32)
+            return Examples(np.zeros((1, 1), x), np.zeros(1, y))
+
+    def second(**dtypes):
+        return cohorts.as_model_takes(Mixed(**dtypes), _model(np.float32, [])).examples(1)
+
+    assert second(x=np.float64, y=np.int64).y.dtype == np.float32
+    with pytest.raises(DataError, match="client b has inputs of object, not of float32"):
+        second(x=object)
+    with pytest.raises(DataError, match="client b has targets of complex64, not of float32"):
+        second(y=np.complex64)
+
+
 @pytest.mark.parametrize(("targets", "wanted"), [([], []), ([1], []), ([], [1]), ([1], [1])])
 def test_targets_get_or_lose_a_last_dimension_of_one(targets, wanted):
     x, y = np.zeros((3, 1), np.float32), np.arange(3, dtype=np.float32).reshape([3, *targets])

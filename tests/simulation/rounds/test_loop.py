@@ -305,7 +305,7 @@ def test_state_goes_through_its_leaves():
     ],
 )
 def test_state_of_another_form_is_refused(leaves):
-    with pytest.raises(RunError, match="another form"):
+    with pytest.raises(RunError, match="structure differs"):
         loop.restore_state(State([np.zeros(3)], np.int32(0)), leaves)
 
 
