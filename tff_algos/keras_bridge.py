@@ -693,10 +693,8 @@ def _dropout_call(layer, seeds, in_training, inputs, training=None):
     seed = next(seeds)
     if seed is None:
         return tf.identity(inputs)
-    usual = type(layer)._get_noise_shape is tf.keras.layers.Dropout._get_noise_shape
-    if not usual or layer.noise_shape is not None:
-        return random.dropout(inputs, layer.rate, seed, layer._get_noise_shape(inputs))
-    return random.dropout(inputs, layer.rate, seed)
+    # `None`, unless the layer or its kind gives another shape than the inputs'.
+    return random.dropout(inputs, layer.rate, seed, layer._get_noise_shape(inputs))
 
 
 def _weight_penalties(keras_model, layers):
