@@ -215,7 +215,7 @@ def _refuse_traced_methods(layers: Sequence[tf.keras.layers.Layer]) -> None:
     for layer in layers:
         own = (c for c in type(layer).__mro__ if not compat.is_of_keras(c))
         for name, value in itertools.chain.from_iterable(vars(c).items() for c in own):
-            if isinstance(value, tf.types.experimental.PolymorphicFunction):
+            if hasattr(value, "get_concrete_function"):
                 raise ModelError(
                     f"Layer {layer.name!r} ({type(layer).__name__}) has @tf.function on {name}, "
                     "which would keep the weights of its first call: remove the decorator. Rounds "
