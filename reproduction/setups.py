@@ -277,11 +277,12 @@ class Setup:
             }
         ),
         {},
-        help="The point with the best mean of `metric` over the last rounds wins. The best is the "
-        "highest for accuracy, and the least for losses, `mse` and `mae`. For other metrics, set "
-        "`higher_is_better`. The mean is over `seeds`, by default all. If `--seeds` names none of "
-        "them, the given seeds choose, and a line says so. By default `validation/loss` over the "
-        "last 5 rounds. Never take a column of test data: a line below the table then says so",
+        help="The point with the best mean of `metric` over the last rounds wins. The metric's "
+        "name says whether that is the highest or the least, such as for accuracy and loss. "
+        "For other names, set `higher_is_better`. The mean is over `seeds`, by default all. If "
+        "`--seeds` names none of them, the given seeds choose, and a line says so. By default "
+        "`validation/loss` over the last 5 rounds. Never take a column of test data: a line "
+        "below the table then says so",
     )
     validation_fraction: float = _field(
         "a number above 0 and below 1",

@@ -197,17 +197,14 @@ def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
 
 def _refuse_own_steps(keras_model: tf.keras.Model) -> None:
     """Refuses a model with its own `train_step` or measures, which no method calls."""
-    own = [n for n in _OWN_STEPS if getattr(type(keras_model), n, None) is not _of_keras(n)]
+    kind, usual = type(keras_model), tf.keras.Model
+    own = [n for n in _OWN_STEPS if getattr(kind, n, None) is not getattr(usual, n, None)]
     if own:
         raise ModelError(
-            f"Model {keras_model.name!r} ({type(keras_model).__name__}) overrides {own[0]}, which "
+            f"Model {keras_model.name!r} ({kind.__name__}) overrides {own[0]}, which "
             "is never called here: put what it computes into loss= and metrics=, and pass a model "
             "without it, such as tf.keras.Model(model.inputs, model.outputs)."
         )
-
-
-def _of_keras(name):
-    return getattr(tf.keras.Model, name, None)
 
 
 def _refuse_traced_methods(layers: Sequence[tf.keras.layers.Layer]) -> None:
