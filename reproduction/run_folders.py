@@ -524,8 +524,8 @@ def client_values(runs: Sequence[RunFolder], metric: str) -> dict[str, np.ndarra
 def primary_column(runs: Sequence[RunFolder]) -> str:
     """Returns the column of metrics.csv with the primary metric of the runs' tasks.
 
-    Finished runs record it. If none of their columns is in another run, that run's is its first
-    metric besides the loss, as in `simulation.runs`.
+    Finished runs record it. If none of their columns is in another run, that run's is found by
+    `outputs.primary_column`.
 
     Raises:
       RunError: If the runs have different ones.
@@ -537,10 +537,9 @@ def primary_column(runs: Sequence[RunFolder]) -> str:
             known.setdefault(best.pop(), run)
     for run in runs:
         if known.keys().isdisjoint(run.columns):
-            measured = [c for c in _starting(run.columns, "eval/") if c != "eval/loss"]
-            found = [c for c in (*measured, "eval/loss", "train/loss") if c in run.columns]
+            found = outputs.primary_column(None, run.columns)
             if found:
-                known.setdefault(found[0], run)
+                known.setdefault(found, run)
     if len(known) > 1:
         told = ", ".join(f"{column} of {run.folder}" for column, run in known.items())
         raise RunError(f"The runs have different primary metrics: {told}; choose one by --column.")

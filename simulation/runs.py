@@ -144,7 +144,7 @@ def _described(run: Run, held: Any) -> Run:
     columns, rows = metrics_csv.read_csv(os.path.join(run.folder, "metrics.csv"))
     summary = outputs.read_json(os.path.join(run.folder, "summary.json"))
     done = int(rows[-1][metrics_csv.ROUND]) if rows else 0
-    metric = _metric(summary, columns)
+    metric = outputs.primary_column(summary, columns)
     seen = [row[metric] for row in rows if row[metric]] if metric else []
     run = run._replace(round=done, metric=metric, value=_finite(seen[-1]) if seen else None)
     if _is_held(os.path.join(run.folder, ".lock"), held):
@@ -178,14 +178,6 @@ def _of(flags: Mapping[str, Any], name: str, kind: type) -> Any:
     if not isinstance(flags.get(name), kind):
         raise RunError(f"hparams.json is damaged: it has no --{name}")
     return flags[name]
-
-
-def _metric(summary: Mapping[str, Any] | None, columns: Any) -> str | None:
-    """Returns the column of the task's primary metric."""
-    best = [name for name in (summary or {}).get("best", {}) if name != metrics_csv.ROUND]
-    measured = [name for name in columns if name.startswith("eval/") and name != "eval/loss"]
-    known = [*best, *measured, "eval/loss", "train/loss"]
-    return next((name for name in known if name in columns), None)
 
 
 def _finite(number: Any) -> float | None:

@@ -377,6 +377,23 @@ def _has(content: Any, kinds: Mapping[str, Any]) -> bool:
     return all(isinstance(v, kind) and (kind is bool or v is not True) for v, kind in found)
 
 
+def primary_column(summary: Mapping[str, Any] | None, columns: Sequence[str]) -> str | None:
+    """Returns the column of metrics.csv with the primary metric of the run's task.
+
+    Args:
+      summary: The content of summary.json, which records it; `None` if the run has not ended.
+      columns: The columns of metrics.csv.
+
+    Returns:
+      What the summary names; else the first metric besides the loss, then a loss; `None` if the
+      table has none of them.
+    """
+    best = [name for name in (summary or {}).get("best", {}) if name != metrics_csv.ROUND]
+    measured = [name for name in columns if name.startswith("eval/") and name != "eval/loss"]
+    known = [*best, *measured, "eval/loss", "train/loss"]
+    return next((name for name in known if name in columns), None)
+
+
 def file_digest(path: str) -> str | None:
     """Returns the SHA-256 of a file, hexadecimal; `None` if the file does not exist."""
     try:
