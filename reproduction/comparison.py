@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+import tasks
 import tff_algos
 from reproduction import (
     items,
@@ -37,7 +38,7 @@ from reproduction import (
 from reproduction import sweep as sweep_lib
 from reproduction.items import ReproduceError, Row, Setup
 from reproduction.looks import displayed
-from simulation import experiment_flags, run_hparams
+from simulation import assembly, experiment_flags, run_hparams
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.measures import columns as columns_lib
@@ -736,6 +737,8 @@ def _names(text: str, flag: str) -> bool:
 
 def _first_metric(request: Request) -> str:
     own = request.objects.get("task")
+    if own is None and tasks.get(request.run["task"]).metrics_with(request.task) is None:
+        own = assembly.load(request)  # Its data decide on its metrics.
     if own is not None:
         return f"eval/{own.primary_metric}"
     known = [name for name in columns_lib.in_rounds(request).names if name.startswith("eval/")]

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import run_experiment
+import simulation
 import tasks
 from tasks.task import DataError
 from tff_suite.hparams import HparamError
@@ -227,3 +228,18 @@ def test_files_of_another_form_name_a_way_on(here, content, says):
 def test_settings_that_say_what_to_read_are_needed_in_python_too():
     with pytest.raises(HparamError, match="needs --table_path"):
         tasks.load("table")
+
+
+def test_a_comparison_shows_the_metric_that_the_table_decides_on(here):
+    found = simulation.compare(
+        task="table",
+        algorithms=["fedavg"],
+        seeds=1,
+        total_rounds=1,
+        clients_per_round=2,
+        client_batch_size=4,
+        client_learning_rate=0.1,
+        root_output_dir=here / "compared",
+        **OWN,
+    )
+    assert [column["metric"] for column in found.columns] == ["eval/accuracy"]
