@@ -725,12 +725,15 @@ def _weight_penalties(keras_model, layers):
 
 def _refuse_stateful_ops(keras_model, layers, x_spec):
     # Non-trainable weights stay variables here, so that an assignment to one shows as such.
-    apply, masks = _functional(keras_model, layers), []
+    apply, masks, adds_losses = _functional(keras_model, layers), [], []
     weight_specs = [tf.TensorSpec(v.shape, v.dtype) for v in keras_model.trainable_variables]
 
     def called(weights, x, seed):
         outputs, _ = apply(weights, x, True, seed)
         masks.append(losses_utils.get_mask(outputs))
+        # Those of a functional model's own graph, and those of the call.
+        for layer, name in itertools.product([keras_model, *layers], ("_losses", "_eager_losses")):
+            adds_losses.extend(getattr(layer, name, ()))
         return outputs
 
     try:
@@ -750,7 +753,7 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
             f"Model {keras_model.name!r} has {len(tf.nest.flatten(outputs))} outputs; it must have "
             "one tensor, which the loss is a function of: concatenate them."
         )
-    if any(getattr(layer, "_losses", None) for layer in layers):
+    if adds_losses:
         raise ModelError(
             f"Model {keras_model.name!r} adds losses while it is called, which is not supported; "
             "add them to the loss function."

@@ -117,6 +117,46 @@ def test_a_models_own_steps_are_refused(method):
         tff_algos.from_keras(own(x, L.Dense(3)(x)), loss=LOSS)
 
 
+class AddsLoss(L.Layer):
+    def call(self, x):
+        self.add_loss(tf.reduce_mean(x**2))
+        return x
+
+
+class OfLayers(K.Model):
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = parts
+
+    def call(self, x):
+        for layer in self.parts:
+            x = layer(x)
+        return x
+
+
+class AddsItself(OfLayers):
+    def call(self, x):
+        outputs = super().call(x)
+        self.add_loss(tf.reduce_mean(outputs**2))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AddsItself(L.Dense(3)),
+        lambda: OfLayers(L.Dense(3), AddsLoss()),
+        lambda: sequence(OfLayers(L.Dense(3), AddsLoss())),
+    ],
+    ids=["itself", "layer", "nested"],
+)
+def test_losses_that_a_call_adds_are_refused(make):
+    model = make()
+    model(X)
+    with pytest.raises(ModelError, match=r"^Model '.*' adds losses while it is called"):
+        tff_algos.from_keras(model, loss=LOSS, x_spec=tf.TensorSpec([None, 4]))
+
+
 class Twice(L.Dropout):
     def call(self, inputs, training=None):
         return 2 * super().call(inputs, training=training)
