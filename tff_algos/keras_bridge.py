@@ -657,8 +657,8 @@ def _prepares(layer):
 
 
 def _changed_call(call, change):
-    def changed(inputs, **kwargs):
-        return change(call(inputs, **kwargs))
+    def changed(*given, **named):
+        return change(call(*given, **named))
 
     return changed
 
@@ -667,13 +667,16 @@ def _seeded_call(layer, seeds, in_training):
     """Returns a replacement for the layer's `call`."""
     if _is_dropout(layer):
         return functools.partial(_dropout_call, layer, seeds, in_training)
-    call = layer.call
+    call, signature = layer.call, inspect.signature(layer.call)
 
-    def seeded(inputs, training=None):
-        training = in_training if training is None else training
+    def seeded(*given, **named):
+        bound = signature.bind_partial(*given, **named)
+        if "training" in signature.parameters and bound.arguments.get("training") is None:
+            bound.arguments["training"] = in_training
         seed = next(seeds)
         uniform = _half if seed is None else functools.partial(random.uniform, seed=seed)
-        return call(inputs, training=training, uniform=uniform)
+        bound.arguments["uniform"] = uniform
+        return call(*bound.args, **bound.kwargs)
 
     return seeded
 

@@ -140,6 +140,34 @@ def test_a_layer_that_takes_uniform_draws_from_the_seed():
     assert not np.allclose(first, evaluated)
 
 
+class _Plain(L.Layer):
+    """Draws in training and in tests."""
+
+    def call(self, inputs, uniform=tf.random.uniform):
+        return inputs + uniform(tf.shape(inputs))
+
+
+class _Masked(L.Layer):
+    def call(self, inputs, scale, mask=None, *, uniform=tf.random.uniform, training=None):
+        noise = scale * uniform(tf.shape(inputs)) if training else 0.0
+        return inputs + noise * tf.cast(mask[..., tf.newaxis], tf.float32)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_that_takes_uniform_may_have_other_arguments(training):
+    inputs = tf.keras.Input((4,), dtype=tf.int32)
+    embedded = L.Embedding(5, 3, mask_zero=True, embeddings_initializer="zeros")(inputs)
+    outputs = L.Flatten()(_Plain()(_Masked()(embedded, 10.0)))
+    seen = []
+    model = from_keras(tf.keras.Model(inputs, outputs), loss=lambda y, o: seen.append(o) or o[:, 0])
+    tokens = np.array([[1, 2, 0, 0]], np.int32)
+    b = Batch(tokens, np.zeros(1, np.int32), np.ones(1, np.float32))
+    model.forward(model.initial_weights, b, training, NO_SEED)
+    real, masked = seen[-1].numpy().reshape(2, 6)
+    assert np.all((masked > 0) & (masked < 1))
+    assert np.any(real > 1) == training
+
+
 def test_two_layers_that_draw_differ():
     keras_model = tf.keras.Sequential([L.InputLayer((6, 6, 2)), _Noise(), _Noise(), L.Flatten()])
     model = from_keras(keras_model, loss=lambda y, outputs: outputs)
