@@ -743,12 +743,18 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
         traced = tf.function(called, autograph=False).get_concrete_function(
             weight_specs, x_spec, tf.TensorSpec([2], tf.int32)
         )
-    except (tf.errors.OperatorNotAllowedInGraphError, AttributeError) as e:
-        if not compat.is_about_a_tensors_value(e):
-            raise
+    except Exception as e:  # It is the user's, and may raise anything.
+        # Keras puts the arguments of the call behind what went wrong.
+        told = " ".join(str(e).partition("Call arguments received")[0].split())[:300]
+        tensors_value = tf.errors.OperatorNotAllowedInGraphError, AttributeError
+        if isinstance(e, tensors_value) and compat.is_about_a_tensors_value(e):
+            raise ModelError(
+                f"Model {keras_model.name!r} needs a tensor's value while it is traced, so it is "
+                f"not a pure function of its weights; replace the layer: {told}"
+            ) from e
         raise ModelError(
-            f"Model {keras_model.name!r} needs a tensor's value while it is traced, so it is not "
-            f"a pure function of its weights; replace the layer: {str(e).splitlines()[0]}"
+            f"Model {keras_model.name!r} fails when tensors take the place of its variables; let "
+            f"`call` use weights as tensors, without value(), numpy() or a tape on them: {told}"
         ) from e
     outputs = traced.structured_outputs
     if not isinstance(outputs, tf.TensorSpec) and not tf.is_tensor(outputs):

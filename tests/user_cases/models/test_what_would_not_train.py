@@ -117,6 +117,39 @@ def test_a_models_own_steps_are_refused(method):
         tff_algos.from_keras(own(x, L.Dense(3)(x)), loss=LOSS)
 
 
+class Value(Listed):
+    def call(self, x):
+        return x @ self.a.value()
+
+
+class OnATape(Listed):
+    """A step of its own on its weight."""
+
+    def call(self, x):
+        with tf.GradientTape() as tape:
+            size = tf.reduce_sum((x @ self.a) ** 2, axis=1)
+        return x @ (self.a - 0.1 * tape.gradient(size, self.a))
+
+
+class Assigns(Listed):
+    def call(self, x):
+        return x @ self.a.assign(tf.clip_by_norm(self.a, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("layer", "refusal"),
+    [
+        (Value, "fails when tensors take .* calling layer 'value.* no attribute 'value'$"),
+        (OnATape, "fails when tensors take the place of its variables; .* layer 'on_a_tape.*None"),
+        (Assigns, "needs a tensor's value .* calling layer 'assigns.* no attribute 'assign'$"),
+    ],
+)
+def test_a_weight_that_is_used_as_a_variable_is_refused(layer, refusal):
+    with pytest.raises(ModelError, match=refusal) as e:
+        tff_algos.from_keras(sequence(layer()), loss=LOSS)
+    assert "\n" not in str(e.value)
+
+
 class AddsLoss(L.Layer):
     def call(self, x):
         self.add_loss(tf.reduce_mean(x**2))
