@@ -24,6 +24,7 @@ import inspect
 import itertools
 import operator
 import re
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ import tensorflow as tf
 from tff_algos import random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError, elementwise
-from tff_suite import compat, memory
+from tff_suite import code_digests, compat, memory
 from tff_suite.compat import op_def_registry, ops  # The only list of stateful ops.
 
 autocast_variable = compat.keras_source("mixed_precision.autocast_variable")
@@ -127,12 +128,14 @@ def from_keras(
     loss_reduction = _reduction(given, loss_reduction)
     if "loss" in metrics:
         raise ModelError("A metric must not be named 'loss': that is the training loss.")
-    outputs_spec, mask_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
+    outputs_spec, mask_spec, own_gradients = _refuse_stateful_ops(keras_model, layers, x_spec)
     y_spec = y_spec or _targets_of(given, outputs_spec)
     if examples is not None and _takes_classes(given):
         _refuse_fractions(examples[1])
     frozen = tuple(v.numpy() for v in keras_model.non_trainable_variables)
     apply = _functional(keras_model, layers, frozen)
+    if own_gradients:
+        _refuse_lost_gradients(keras_model, apply, x_spec, examples)
     functions = {"loss": loss, **metrics}
     _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions)
     _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples)
@@ -487,7 +490,8 @@ def _functional(
 
     `change` is applied to the outputs of the layers that prepare the inputs. `loss_scale` divides
     the gradient of the outputs with respect to the weights. `real`, bool `[batch]`, lets layers
-    that support it skip all other examples. All three are optional.
+    that support it skip all other examples. All three are optional. Weights of `None` are the
+    model's own variables.
 
     The penalty is that of the weights' regularisers, including those of frozen weights. Outputs of
     16 bits become float32. If `seed` is `None`, dropout is off and layers that draw in [0, 1) get
@@ -499,7 +503,8 @@ def _functional(
       frozen: Non-trainable weights, which become constants; by default they stay variables.
     """
     held = _held_variables([keras_model, *layers])
-    trainable = [_holders(keras_model, held, v) for v in keras_model.trainable_variables]
+    variables = keras_model.trainable_variables
+    trainable = [_holders(keras_model, held, v) for v in variables]
     between = _between_layers(keras_model, layers)
     fixed = []
     if frozen is not None:
@@ -514,14 +519,15 @@ def _functional(
     lock = threading.RLock()
 
     def apply(weights, x, training, seed, change=None, loss_scale=None, real=None):
-        weights = [tf.convert_to_tensor(w) for w in weights]
+        swaps = weights is not None
+        weights = list(map(tf.convert_to_tensor, weights if swaps else variables))
         scaled = weights
         if loss_scale:
             scaled = [_with_gradient_times(1 / loss_scale, w) for w in weights]
         with lock, contextlib.ExitStack() as stack:
-            for holders, weight in zip(trainable, scaled, strict=True):
+            for holders, weight in zip(trainable, scaled, strict=True) if swaps else ():
                 _swap(stack, holders, weight)
-            for arguments, place, number in between:
+            for arguments, place, number in between if swaps else ():
                 _swap_item(stack, arguments, place, scaled[number])
             for holders, value in fixed:
                 _swap(stack, holders, tf.constant(value))
@@ -771,7 +777,73 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
     refuse_stateful_ops(traced.graph, {layer.name for layer in layers})
     mask = masks[-1]
     mask_spec = None if mask is None else tf.TensorSpec(mask.shape, mask.dtype)
-    return tf.TensorSpec(outputs.shape, outputs.dtype), mask_spec
+    own_gradients = _has_own_gradients(traced.graph, layers)
+    return tf.TensorSpec(outputs.shape, outputs.dtype), mask_spec, own_gradients
+
+
+def _has_own_gradients(graph, layers):
+    """Returns whether code of the user defines gradients; that of others passes weights to them."""
+    names = {layer.name for layer in layers}
+    own = {layer.name for layer in layers if not _is_of_others(type(layer))}
+    for node in _all_nodes(graph.as_graph_def()):
+        # TensorFlow leaves the gradient's name at an operation without effect.
+        if node.attr["_gradient_op_type"].s.startswith(b"CustomGradient"):
+            path = [part for part in node.name.split("/") if part in names]
+            if not path or path[-1] in own:
+                return True
+    return False
+
+
+def _is_of_others(kind):
+    """Returns whether a layer's class is Keras's or the suite's, and holds no user's code."""
+    if compat.is_of_keras(kind):
+        return not issubclass(kind, tf.keras.layers.Lambda)
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return code_digests.is_suites(kind.__module__, path)
+
+
+def _all_nodes(graph_def):
+    bodies = (function.node_def for function in graph_def.library.function)
+    return itertools.chain(graph_def.node, *bodies)
+
+
+def _refuse_lost_gradients(keras_model, apply, x_spec, examples):
+    """Refuses gradients by `tf.custom_gradient` or `tf.recompute_grad` that leave out a weight.
+
+    Such a function finds the variables that it reads, but not the tensors that take their place.
+    """
+    variables = keras_model.trainable_variables
+
+    # Traced as rounds are: eager code finds more.
+    @tf.function(autograph=False)
+    def gradients(x, given):
+        weights = variables if given is None else given
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            outputs, _ = apply(given, x, True, None)
+            # Slopes that differ, since those of a softmax cancel.
+            slopes = tf.cos(tf.range(tf.size(outputs, tf.int32), dtype=outputs.dtype))
+            total = tf.reduce_sum(outputs * tf.reshape(slopes, tf.shape(outputs)))
+        found = tape.gradient(total, weights, unconnected_gradients="zero")
+        return list(map(tf.convert_to_tensor, found))
+
+    rows = [] if examples is None else [examples[0][:6]]
+    for x in itertools.chain(rows, _made_up_inputs(x_spec)):
+        x = tf.constant(x.astype(x_spec.dtype.as_numpy_dtype))
+        wanted = _or_none(gradients, x, None)
+        if wanted is None or not all(np.all(np.isfinite(g)) for g in wanted):
+            continue
+        tensors = list(map(tf.convert_to_tensor, variables))
+        found = _or_none(gradients, x, tensors) or [None] * len(wanted)
+        for variable, one, other in zip(variables, wanted, found, strict=True):
+            least = 1e-4 * np.max(np.abs(one), initial=0)
+            if other is None or not np.allclose(one, other, rtol=1e-3, atol=least):
+                raise ModelError(
+                    f"Weight {variable.name!r} of model {keras_model.name!r} would not train: "
+                    "tf.custom_gradient and tf.recompute_grad find variables only, and weights "
+                    "are tensors here. Pass it to their function as an argument."
+                )
+        return
 
 
 def _refuse_read_weights(keras_model, traced, what):
@@ -1023,8 +1095,8 @@ def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
       ModelError: If the graph has such an operation.
     """
     graph = graph.as_graph_def()
-    bodies = {f.signature.name: f.node_def for f in graph.library.function}
-    for node in [*graph.node, *(n for body in bodies.values() for n in body)]:
+    bodies = {f.signature.name for f in graph.library.function}
+    for node in _all_nodes(graph):
         # Keras calls cuDNN's recurrent layers without dropout, so nothing in them is random.
         if node.op in bodies or node.op in _HARMLESS_STATEFUL_OPS or "CudnnRNN" in node.op:
             continue

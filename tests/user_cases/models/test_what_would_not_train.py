@@ -150,6 +150,86 @@ def test_a_weight_that_is_used_as_a_variable_is_refused(layer, refusal):
     assert "\n" not in str(e.value)
 
 
+class Recomputes(L.Layer):
+    """Saves memory in training; `passes` says whether its weight is an argument."""
+
+    def __init__(self, passes=False):
+        super().__init__()
+        self.passes = passes
+
+    def build(self, shape):
+        self.a = self.add_weight("a", shape=(4, 3))
+
+    def call(self, x, training=None):
+        def block(x, weight=None):
+            return tf.tanh(x @ (self.a if weight is None else weight))
+
+        block = tf.recompute_grad(block) if training else block
+        return block(x, self.a) if self.passes else block(x)
+
+
+class OwnGradient(Listed):
+    def call(self, x):
+        @tf.custom_gradient
+        def product(x):
+            def gradient(dy, variables=None):
+                dx = dy @ tf.transpose(self.a)
+                return (dx, [tf.transpose(x) @ dy]) if variables else dx
+
+            return x @ self.a, gradient
+
+        return product(x)
+
+
+class WantsVariables(Listed):
+    def call(self, x):
+        @tf.custom_gradient
+        def product(x):
+            def gradient(dy, variables):
+                return dy @ tf.transpose(self.a), [tf.transpose(x) @ dy for _ in variables]
+
+            return x @ self.a, gradient
+
+        return product(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sequence(Recomputes()),
+        lambda: sequence(L.Dense(4), L.Dropout(0.5), Recomputes()),
+        lambda: sequence(OwnGradient()),
+        lambda: sequence(WantsVariables()),
+        lambda: OfLayers(Recomputes(), L.Dense(3)),
+    ],
+    ids=["recomputes", "dropout", "own", "variables", "subclassed"],
+)
+def test_a_weight_that_an_own_gradient_leaves_out_is_refused(make):
+    model = make()
+    model(X)
+    refusal = r"^Weight '.*a:0' of model .* would not train: .* as an argument\.$"
+    with pytest.raises(ModelError, match=refusal):
+        tff_algos.from_keras(model, loss=LOSS, x_spec=tf.TensorSpec([None, 4]))
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized", "tff"])
+def test_own_gradients_train_as_in_keras(runtime):
+    """That of a weight that is an argument, and those within Keras's activations."""
+    model, rate = sequence(L.Dense(4, "swish"), Recomputes(passes=True)), 0.1
+    y = np.arange(6, dtype=np.int32) % 3
+    process = tff_algos.build(
+        "fedavg", tff_algos.from_keras(model, loss=LOSS), client_learning_rate=rate
+    )
+    data = tff_algos.batch_client(X, y, batch_size=6)
+    with runtimes.installed(runtime):
+        bound = runtimes.bind(process)
+        found = bound.next(bound.initialize(), [data]).state.weights
+    model.compile(K.optimizers.SGD(rate), LOSS)
+    model.fit(X, y, batch_size=6, verbose=0)
+    for ours, keras in zip(found, model.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, keras, rtol=1e-5, atol=1e-6)
+
+
 class AddsLoss(L.Layer):
     def call(self, x):
         self.add_loss(tf.reduce_mean(x**2))
