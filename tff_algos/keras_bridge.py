@@ -58,6 +58,8 @@ _HARMLESS_STATEFUL_OPS = frozenset(
     ]
 )
 _SIXTEEN_BITS = (tf.float16, tf.bfloat16)
+# Part of the names of operations that draw by the seed.
+_DRAW = "draw_by_seed"
 # What `fit` and `evaluate` call, and no method does.
 _OWN_STEPS = ("train_step", "compute_loss", "test_step", "compute_metrics")
 
@@ -680,11 +682,16 @@ def _seeded_call(layer, seeds, in_training):
         if "training" in signature.parameters and bound.arguments.get("training") is None:
             bound.arguments["training"] = in_training
         seed = next(seeds)
-        uniform = _half if seed is None else functools.partial(random.uniform, seed=seed)
+        uniform = _half if seed is None else functools.partial(_uniform, seed)
         bound.arguments["uniform"] = uniform
         return call(*bound.args, **bound.kwargs)
 
     return seeded
+
+
+def _uniform(seed, shape):
+    with tf.name_scope(_DRAW):
+        return random.uniform(shape, seed)
 
 
 def _half(shape):
@@ -700,7 +707,9 @@ def _dropout_call(layer, seeds, in_training, inputs, training=None):
     if seed is None:
         return tf.identity(inputs)
     # `None`, unless the layer or its kind gives another shape than the inputs'.
-    return random.dropout(inputs, layer.rate, seed, layer._get_noise_shape(inputs))
+    noise_shape = layer._get_noise_shape(inputs)
+    with tf.name_scope(_DRAW):
+        return random.dropout(inputs, layer.rate, seed, noise_shape)
 
 
 def _weight_penalties(keras_model, layers):
@@ -775,6 +784,7 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
         )
     _refuse_read_weights(keras_model, traced, "The model")
     refuse_stateful_ops(traced.graph, {layer.name for layer in layers})
+    _refuse_draws_in_loops(traced.graph, {layer.name for layer in layers})
     mask = masks[-1]
     mask_spec = None if mask is None else tf.TensorSpec(mask.shape, mask.dtype)
     own_gradients = _has_own_gradients(traced.graph, layers)
@@ -800,6 +810,29 @@ def _is_of_others(kind):
         return not issubclass(kind, tf.keras.layers.Lambda)
     path = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return code_digests.is_suites(kind.__module__, path)
+
+
+def _refuse_draws_in_loops(graph, names):
+    """Refuses layers that draw by the seed within a loop, whose steps would all draw the same."""
+    graph = graph.as_graph_def()
+    bodies = {f.signature.name: f.node_def for f in graph.library.function}
+    called = [n.attr["body"].func.name for n in _all_nodes(graph) if "While" in n.op]
+    seen: set[str] = set()
+    while called:
+        body = called.pop()
+        if body in seen:
+            continue
+        seen.add(body)
+        for node in bodies[body]:
+            path = node.name.split("/")
+            if _DRAW in path:
+                layer = [node.name, *(part for part in path if part in names)][-1]
+                raise ModelError(
+                    f"Layer {layer!r} draws within a loop of TensorFlow (tf.map_fn, tf.while_loop, "
+                    "a recurrent layer), whose steps would all draw the same numbers. Draw before "
+                    "the loop, or set unroll=True of a recurrent layer."
+                )
+            called += [a.func.name for a in node.attr.values() if a.func.name in bodies]
 
 
 def _all_nodes(graph_def):

@@ -230,6 +230,62 @@ def test_a_layer_that_is_used_twice_draws_twice(layer):
     assert abs(np.corrcoef(first)[0, 1]) < 0.2
 
 
+class _OneByOne(L.Layer):
+    """Calls a layer on one example after the other."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, inputs, training=None):
+        return tf.map_fn(lambda x: self.layer(x, training=training), inputs)
+
+
+class _Cell(L.Layer):
+    """Sums up its inputs; a layer comes before."""
+
+    state_size = 4
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, inputs, states, training=None):
+        total = states[0] + self.layer(inputs, training=training)
+        return total, [total]
+
+
+@pytest.mark.parametrize("make", [lambda: L.Dropout(0.5), _Noise], ids=["dropout", "uniform"])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        _OneByOne,
+        lambda layer: L.RNN(_Cell(layer)),
+        lambda layer: _OneByOne(_OneByOne(layer)),
+    ],
+    ids=["map_fn", "recurrent", "nested"],
+)
+def test_a_layer_that_draws_within_a_loop_is_refused(loop, make):
+    """All steps would draw the same."""
+    layer = make()
+    keras_model = tf.keras.Sequential([L.InputLayer((5, 4)), loop(layer), L.Flatten(), L.Dense(3)])
+    with pytest.raises(ModelError, match=f"^Layer {layer.name!r} draws within a loop"):
+        from_keras(keras_model, loss=cross_entropy)
+
+
+def test_a_cell_that_draws_at_each_unrolled_step_draws_anew():
+    cell = _Cell(_Noise())
+    keras_model = tf.keras.Sequential(
+        [L.InputLayer((5, 4)), L.RNN(cell, return_sequences=True, unroll=True)]
+    )
+    seen = []
+    model = from_keras(keras_model, loss=lambda y, o: seen.append(o) or o[:, 0])
+    b = Batch(np.zeros((1, 5, 4), np.float32), np.zeros(1, np.int32), np.ones(1, np.float32))
+    model.forward([], b, training=True, seed=NO_SEED)
+    steps = np.diff(seen[-1].numpy()[0], axis=0)
+    assert len({step.tobytes() for step in steps}) == len(steps)
+
+
 @pytest.mark.parametrize("settled", [True, False])
 @pytest.mark.parametrize("layer", [L.Dropout(0.5), _Noise()], ids=["dropout", "uniform"])
 def test_whether_a_part_is_in_training_may_be_settled(layer, settled):
