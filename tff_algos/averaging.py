@@ -17,6 +17,7 @@ import tensorflow as tf
 from tff_algos import client
 from tff_algos.client_data import ClientData
 from tff_algos.method import ClientState, Method, mean_of_updates
+from tff_algos.method_spec import COUNTS
 from tff_algos.model import Model
 from tff_algos.vector import Vector, constants, on_vectors
 
@@ -328,15 +329,14 @@ def summarize(total: Any) -> collections.OrderedDict:
       total: The sum over clients.
 
     Returns:
-      `OrderedDict` of float32 scalars: the weighted mean of every training metric, then
-      `num_examples`, `num_clients`, `clients_dropped`. Means are NaN if every client was dropped,
+      `OrderedDict` of float32 scalars: the weighted mean of every training metric, then `COUNTS`.
+      Means are NaN if every client was dropped,
       because a loss of 0 would look like the best one.
     """
     means = collections.OrderedDict(
         (name, value / weight) for name, (value, weight) in total["training"].items()
     )
-    counts = ("num_examples", "num_clients", "clients_dropped")
-    means.update((name, total[name]) for name in counts)
+    means.update((name, total[name]) for name in COUNTS)
     return means
 
 

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 from tff_suite import hparams as hparams_lib
 from tff_suite import palette, specs
 
+# What the rounds of every method report besides the training metrics.
+COUNTS = ("num_examples", "num_clients", "clients_dropped")
+
 
 class RoundPlan(NamedTuple):
     """What the server requests from the clients in one round.
@@ -113,8 +116,8 @@ class MethodSpec:
         clients (N in the mathematics).
       needs_index: Whether `ClientData.index` enters the mathematics; only with `needs_num_clients`.
         A round then refuses a cohort with equal indices, or with an index outside 0 to N - 1.
-      measures: Names of what its rounds report besides the training metrics, `num_examples`,
-        `num_clients` and `clients_dropped`; `None` if only a run can tell.
+      measures: Names of what its rounds report besides the training metrics and `COUNTS`; `None`
+        if only a run can tell.
       version: Increased by every change that changes the method's numbers. Runs of another version
         are treated as different runs.
       history: For each version after the first, one line on what changed.

@@ -14,7 +14,8 @@ from tff_algos import driver, registry, schedules, tff_models, tff_names
 from tff_algos.client import LocalTraining
 from tff_algos.client_data import ClientData, check_indices, of_model
 from tff_algos.method import ClientState, Method, TffFederation
-from tff_algos.model import Model
+from tff_algos.method_spec import COUNTS
+from tff_algos.model import Model, ModelError
 from tff_algos.registry import MethodSpec
 from tff_suite import hparams as hparams_lib
 from tff_suite import memory
@@ -438,6 +439,7 @@ def build(
             )
         own["num_clients"] = num_clients
     model = tff_models.as_model(model)
+    _refuse_metric_names(spec, model)
     local = LocalTraining(training, client_optimizer, schedule)
     if server_optimizer is not None:
         own["server_optimizer"] = _server_optimizer(spec, settings, server_optimizer)
@@ -451,6 +453,16 @@ def build(
     process = to_process(method, model, check)
     process.plan = functools.partial(spec.round_plan, own)
     return process
+
+
+def _refuse_metric_names(spec: MethodSpec, model: Model) -> None:
+    """Refuses metrics of a model that would share their name with another number of a round."""
+    for metric in model.metric_names or ():
+        if metric in (*COUNTS, *(spec.measures or ())):
+            raise ModelError(
+                f"Metric {metric!r} has the name of a number that each round of {spec.name} "
+                "reports: give it another name."
+            )
 
 
 def _client_optimizer(spec: MethodSpec, settings: dict[str, Any]) -> tuple[dict, Any]:

@@ -11,8 +11,8 @@ from simulation.measures import fairness
 from simulation.records import metrics_csv
 from simulation.run_checks import tracked
 from simulation.run_hparams import EXTREMES
+from tff_algos.method_spec import COUNTS
 
-_COUNTS = ("num_examples", "num_clients", "clients_dropped")
 # Those of the columns on label noise that are ratios, and so may be undefined.
 NOISE = tuple(
     f"noise/{name}"
@@ -58,7 +58,7 @@ def in_rounds(request: Request) -> Columns:
     run = request.run
     method = tff_algos.get(run["algorithm"])
     metrics = _metrics(request)
-    names = [f"train/{name}" for name in ("loss", *_COUNTS, *(method.measures or ()))]
+    names = [f"train/{name}" for name in ("loss", *COUNTS, *(method.measures or ()))]
     names += [f"time/{name}" for name in _TIMES]
     beginnings = [] if method.measures is not None else ["train/"]
     prefixes = []

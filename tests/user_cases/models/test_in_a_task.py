@@ -147,6 +147,17 @@ def test_a_model_that_a_method_refuses_is_a_line(tmp_path):
         run(task, tmp_path, algorithm="fedcorr")
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [("fedavg", "num_examples"), ("fedavg", "clients_dropped"), ("fedexp", "server_rate")],
+)
+def test_a_metric_with_the_name_of_a_rounds_number_is_refused(algorithm, name, tmp_path):
+    """Its column of training had that other number."""
+    task = task_of(linear(), NUMBERS, "mse", {name: "mae"}, higher_is_better=False)
+    with pytest.raises(RunError, match=f"Metric '{name}' has the name of .* of {algorithm}"):
+        run(task, tmp_path, algorithm=algorithm)
+
+
 # What is refused, by `from_keras` and in a run.
 
 
