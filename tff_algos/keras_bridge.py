@@ -130,16 +130,16 @@ def from_keras(
     loss_reduction = _reduction(given, loss_reduction)
     if "loss" in metrics:
         raise ModelError("A metric must not be named 'loss': that is the training loss.")
-    outputs_spec, mask_spec, own_gradients = _refuse_stateful_ops(keras_model, layers, x_spec)
+    graph, outputs_spec, mask_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
     y_spec = y_spec or _targets_of(given, outputs_spec)
     if examples is not None and _takes_classes(given):
         _refuse_fractions(examples[1])
     frozen = tuple(v.numpy() for v in keras_model.non_trainable_variables)
     apply = _functional(keras_model, layers, frozen)
-    if own_gradients:
+    if _has_own_gradients(graph, layers):
         _refuse_lost_gradients(keras_model, apply, x_spec, examples)
     functions = {"loss": loss, **metrics}
-    _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions)
+    of_functions = _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions)
     _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples)
     loss_tells = _is_nan_of_nan(loss, y_spec, outputs_spec)
 
@@ -181,6 +181,7 @@ def from_keras(
         loss_reduction=loss_reduction,
         loss_scale=loss_scale,
         frozen_weights=frozen,
+        calls_python=_calls_python(graph) or _calls_python(of_functions),
     )
 
 
@@ -507,13 +508,14 @@ def _functional(
     held = _held_variables([keras_model, *layers])
     variables = keras_model.trainable_variables
     trainable = [_holders(keras_model, held, v) for v in variables]
-    between = _between_layers(keras_model, layers)
-    fixed = []
+    between = _between_layers(variables, layers)
+    fixed, constants = [], _constants([keras_model, *layers])
     if frozen is not None:
-        holders = (_holders(keras_model, held, v) for v in keras_model.non_trainable_variables)
+        others = keras_model.non_trainable_variables
+        holders = (_holders(keras_model, held, v) for v in others)
         fixed = list(zip(holders, frozen, strict=True))
+        constants += [(a, place, frozen[n]) for a, place, n in _between_layers(others, layers)]
     penalties, fixed_penalty = _weight_penalties(keras_model, [keras_model, *layers])
-    constants = _constants(layers)
     drawing = [layer for layer in layers if _draws(layer)]
     preparing = [layer for layer in layers if _prepares(layer)]
     choosing = [layer for layer in layers if _takes(layer, "real_examples")]
@@ -626,12 +628,12 @@ def _constants(layers: Sequence[Any]) -> list[tuple[Any, Any, np.ndarray]]:
     return found
 
 
-def _between_layers(keras_model, layers):
+def _between_layers(variables, layers):
     """Returns where weights are arguments between layers, as in `x @ embedding.embeddings`.
 
-    The result is a list of (arguments, place, number of the trainable weight).
+    The result is a list of (arguments, place, number of the variable).
     """
-    number = {id(v): i for i, v in enumerate(keras_model.trainable_variables)}
+    number = {id(v): i for i, v in enumerate(variables)}
     return [
         (node._flat_arguments, place, number[id(value)])
         for layer in layers
@@ -787,8 +789,7 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
     _refuse_draws_in_loops(traced.graph, {layer.name for layer in layers})
     mask = masks[-1]
     mask_spec = None if mask is None else tf.TensorSpec(mask.shape, mask.dtype)
-    own_gradients = _has_own_gradients(traced.graph, layers)
-    return tf.TensorSpec(outputs.shape, outputs.dtype), mask_spec, own_gradients
+    return traced.graph, tf.TensorSpec(outputs.shape, outputs.dtype), mask_spec
 
 
 def _has_own_gradients(graph, layers):
@@ -833,6 +834,10 @@ def _refuse_draws_in_loops(graph, names):
                     "the loop, or set unroll=True of a recurrent layer."
                 )
             called += [a.func.name for a in node.attr.values() if a.func.name in bodies]
+
+
+def _calls_python(graph):
+    return any("PyFunc" in node.op for node in _all_nodes(graph.as_graph_def()))
 
 
 def _all_nodes(graph_def):
@@ -902,6 +907,9 @@ def _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions):
       outputs_spec: Batch of outputs.
       mask_spec: Batch of Keras's mask of the outputs; `None` if they have none.
       functions: Losses and metrics by name.
+
+    Returns:
+      Their graph.
     """
     targets, outputs = _shown(y_spec), _shown(outputs_spec)
 
@@ -938,6 +946,7 @@ def _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions):
                 f"{_what(name)} returns values {one.as_list()} for {sizes[0]} examples with "
                 f"targets {targets} and outputs {outputs}; it must return one value per example."
             )
+    return traced.graph
 
 
 def _is_nan_of_nan(loss: Callable, y_spec: tf.TensorSpec, outputs_spec: tf.TensorSpec) -> bool:

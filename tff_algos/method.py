@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_algos.model import ModelError
+
 # Name of the operations by which `TffFederation.stack` appends a client's rows. A runtime that
 # holds all clients' values may know the aggregate by it and stack them at once.
 APPEND_ROWS = "append_rows_of_client"
@@ -142,6 +144,21 @@ def _as_from_eager_code():
         switches.pop()
 
 
+@contextlib.contextmanager
+def _tensors_refused():
+    """Says what to do about a tensor or variable that a TFF computation cannot hold."""
+    try:
+        yield
+    except RuntimeError as e:
+        if "capture an EagerTensor" not in str(e):
+            raise
+        raise ModelError(
+            "The model, its loss or a metric reads a tensor, table or variable other than the "
+            "model's weights, and TFF's computations cannot hold it. Make it a NumPy array, or run "
+            "with runtime='per_client'."
+        ) from e
+
+
 def least(dtype: Any) -> float:
     """Returns a lower bound of all numbers of a type, from which a maximum can start."""
     dtype = tf.as_dtype(dtype)
@@ -174,7 +191,7 @@ class TffFederation:
 
         # One parameter, since TFF refuses functions with default values.
         def computation(arguments):
-            with _as_from_eager_code():
+            with _as_from_eager_code(), _tensors_refused():
                 return fn(*arguments) if several else fn(arguments)
 
         several = len(values) > 1

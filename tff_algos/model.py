@@ -53,6 +53,7 @@ class Model(NamedTuple):
         of 16 bits; `None` if there is no such factor.
       frozen_weights: One array per non-trainable variable, in the model's order. `forward` holds
         them as constants.
+      calls_python: Whether `forward` runs Python code at every call, as `tf.py_function` does.
     """
 
     initial_weights: tuple[np.ndarray, ...]
@@ -65,6 +66,7 @@ class Model(NamedTuple):
     loss_reduction: str = "mean"
     loss_scale: float | None = None
     frozen_weights: tuple[np.ndarray, ...] = ()
+    calls_python: bool = False
 
 
 def elementwise(

@@ -299,6 +299,12 @@ def _computations(
     method: Method, model: Model, check_clients: Callable
 ) -> dict[str, computation_impl.ConcreteComputation]:
     """Returns the computations of a process by the names that TFF gives them."""
+    if model.calls_python:
+        raise ModelError(
+            "The model, its loss or a metric calls Python (tf.py_function or tf.numpy_function), "
+            "and TFF's computations cannot hold that: write it with TensorFlow's operations, or "
+            "run with runtime='per_client'."
+        )
     initial = tf.nest.map_structure(tf.convert_to_tensor, method.initialize())
     state_type = tff.to_type(
         tf.nest.map_structure(lambda t: tff.types.tensorflow_to_type((t.dtype, t.shape)), initial)

@@ -21,6 +21,17 @@ def sequence(*layers):
     return K.Sequential([L.InputLayer([4]), *layers])
 
 
+class OfLayers(K.Model):
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = parts
+
+    def call(self, x):
+        for layer in self.parts:
+            x = layer(x)
+        return x
+
+
 class Listed(L.Layer):
     """Reads its weight through a list."""
 
@@ -212,38 +223,55 @@ def test_a_weight_that_an_own_gradient_leaves_out_is_refused(make):
         tff_algos.from_keras(model, loss=LOSS, x_spec=tf.TensorSpec([None, 4]))
 
 
+class HoldsATensor(OfLayers):
+    """The factor is an attribute of the model itself."""
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self.factor = tf.constant(0.5)
+
+    def call(self, x):
+        return self.factor * super().call(x)
+
+
+def tied_and_frozen():
+    model = tied()
+    model.layers[1].trainable = False
+    return model
+
+
+IDS = RNG.integers(0, 10, (6, 5)).astype(np.int32)
+TRAINED = {
+    # That of a weight that is an argument, and those within Keras's activations.
+    "own gradient": (lambda: sequence(L.Dense(4, "swish"), Recomputes(passes=True)), X),
+    "tensor": (lambda: HoldsATensor(L.Dense(3)), X),
+    "tied and frozen": (tied_and_frozen, IDS),
+}
+
+
 @pytest.mark.parametrize("runtime", ["per_client", "vectorized", "tff"])
-def test_own_gradients_train_as_in_keras(runtime):
-    """That of a weight that is an argument, and those within Keras's activations."""
-    model, rate = sequence(L.Dense(4, "swish"), Recomputes(passes=True)), 0.1
-    y = np.arange(6, dtype=np.int32) % 3
+@pytest.mark.parametrize("name", TRAINED)
+def test_models_train_as_in_keras_in_every_runtime(name, runtime):
+    (make, x), y, rate = TRAINED[name], np.arange(6, dtype=np.int32) % 3, 0.1
+    model = make()
+    model(x)
+    spec = tf.TensorSpec([None, *x.shape[1:]], x.dtype)
     process = tff_algos.build(
-        "fedavg", tff_algos.from_keras(model, loss=LOSS), client_learning_rate=rate
+        "fedavg", tff_algos.from_keras(model, loss=LOSS, x_spec=spec), client_learning_rate=rate
     )
-    data = tff_algos.batch_client(X, y, batch_size=6)
+    data = tff_algos.batch_client(x, y, batch_size=6)
     with runtimes.installed(runtime):
         bound = runtimes.bind(process)
         found = bound.next(bound.initialize(), [data]).state.weights
     model.compile(K.optimizers.SGD(rate), LOSS)
-    model.fit(X, y, batch_size=6, verbose=0)
-    for ours, keras in zip(found, model.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, keras, rtol=1e-5, atol=1e-6)
+    model.fit(x, y, batch_size=6, verbose=0)
+    for ours, variable in zip(found, model.trainable_variables, strict=True):
+        np.testing.assert_allclose(ours, variable, rtol=1e-5, atol=1e-6)
 
 
 class AddsLoss(L.Layer):
     def call(self, x):
         self.add_loss(tf.reduce_mean(x**2))
-        return x
-
-
-class OfLayers(K.Model):
-    def __init__(self, *parts):
-        super().__init__()
-        self.parts = parts
-
-    def call(self, x):
-        for layer in self.parts:
-            x = layer(x)
         return x
 
 
@@ -303,6 +331,52 @@ def test_a_dropouts_own_shape_of_noise_counts():
     seen = made.forward((), ones, True, tf.zeros([2], tf.int32)).metrics["loss"][0]
     # Every example loses the same columns.
     assert len(set(np.asarray(seen).tolist())) == 1
+
+
+FACTOR = tf.Variable(2.0)
+
+
+def scaled_by(factor):
+    def loss(y, outputs):
+        values = K.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+        return factor(values) * values
+
+    return loss
+
+
+class InPython(L.Layer):
+    def call(self, x):
+        return tf.ensure_shape(tf.numpy_function(np.copy, [x], tf.float32, stateful=False), x.shape)
+
+
+def in_python(values):
+    return tf.reshape(tf.py_function(lambda v: v + 1, [values], tf.float32), tf.shape(values))
+
+
+@pytest.mark.parametrize(
+    ("loss", "layers", "says"),
+    [
+        (scaled_by(lambda values: FACTOR), [], "reads a tensor, .* Make it a NumPy array"),
+        (scaled_by(in_python), [], "calls Python .* write it with TensorFlow"),
+        (LOSS, [InPython()], "calls Python .* write it with TensorFlow"),
+    ],
+    ids=["variable", "loss in python", "layer in python"],
+)
+def test_what_tffs_computations_cannot_hold_is_refused_there(loss, layers, says):
+    """And trains in `per_client`."""
+    model = tff_algos.from_keras(sequence(*layers, L.Dense(3)), loss=loss)
+    data = tff_algos.batch_client(X, np.arange(6, dtype=np.int32) % 3, batch_size=6)
+
+    def trained(runtime):
+        process = tff_algos.build("fedavg", model, client_learning_rate=0.1)
+        with runtimes.installed(runtime):
+            bound = runtimes.bind(process)
+            return bound.next(bound.initialize(), [data]).state.weights
+
+    assert all(np.all(np.isfinite(w)) for w in trained("per_client"))
+    with pytest.raises(ModelError, match=says) as e:
+        trained("tff")
+    assert "\n" not in str(e.value)
 
 
 CLASS_WEIGHTS = {"few": [1.0, 2.0, 3.0], "many": np.arange(300.0)}
