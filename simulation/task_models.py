@@ -121,7 +121,7 @@ def _input_spec(keras_model: Any, x: np.ndarray) -> Any:
     import tensorflow as tf
 
     inputs = getattr(keras_model, "inputs", None)
-    if not keras_model.built or (inputs and len(inputs) != 1):
+    if not getattr(keras_model, "built", False) or (inputs and len(inputs) != 1):
         return None  # `tff_algos.from_keras` refuses it, and says what to do.
     if not inputs:
         return tf.TensorSpec([None, *x.shape[1:]], x.dtype)

@@ -117,6 +117,8 @@ def from_keras(
     """
     if compat.is_keras_3(keras_model):
         raise ModelError(compat.KERAS_3)
+    if not isinstance(keras_model, tf.keras.Model):
+        raise ModelError(f"The model must be a Keras model; found a {type(keras_model).__name__}.")
     x_spec = x_spec or _inputs_of(keras_model)
     if not keras_model.built:
         raise ModelError(f"Model {keras_model.name!r} has no weights yet; call it once.")

@@ -234,6 +234,8 @@ REFUSED = {
         {"m": losses.accuracy_of_class(1)}, "^Metric 'm' does not take targets",
     ),
     "two words": (linear, NUMBERS, "mse", {"top 5": "mae"}, "'top 5': its name must be of"),
+    "no model": (lambda: None, NUMBERS, "mse", {}, "must be a Keras model; found a NoneType"),
+    "a layer": (lambda: L.Dense(1), NUMBERS, "mse", {}, "must be a Keras model; found a Dense"),
     "two inputs": (two_inputs, NUMBERS, "mse", {}, "has 2 inputs; .* split that inside"),
     "two outputs": (two_outputs, NUMBERS, "mse", {}, "has 2 outputs; .* concatenate them"),
 }  # fmt: skip
