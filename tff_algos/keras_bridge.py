@@ -550,13 +550,23 @@ def _functional(
                 _swap(stack, [(layer, "call")], functools.partial(layer.call, real_examples=real))
             outputs = keras_model(x, training=training)
         if getattr(outputs, "dtype", None) in _SIXTEEN_BITS:
-            mask = losses_utils.get_mask(outputs)
-            outputs = tf.cast(outputs, tf.float32)
-            outputs._keras_mask = mask
+            outputs = _in_32_bits(outputs)
         penalty = tf.add_n([tf.constant(fixed_penalty)] + [fn(weights[i]) for i, fn in penalties])
         return outputs, penalty
 
     return apply
+
+
+def _in_32_bits(outputs):
+    """Returns the outputs as float32, with their mask and the logits of which they are a softmax.
+
+    Keras's cross-entropies use these logits, since a softmax of 16 bits is often exactly 0 or 1.
+    """
+    result = tf.cast(outputs, tf.float32)
+    result._keras_mask = losses_utils.get_mask(outputs)
+    if hasattr(outputs, "_keras_logits"):
+        result._keras_logits = tf.cast(outputs._keras_logits, tf.float32)
+    return result
 
 
 def _held_variables(layers):

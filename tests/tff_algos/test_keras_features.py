@@ -170,6 +170,30 @@ def test_what_keras_masks_weighs_nothing_in_its_losses(ignored, policy):
     np.testing.assert_allclose(kernel, expected, atol=digits * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [tf.keras.losses.SparseCategoricalCrossentropy(), tf.keras.losses.BinaryCrossentropy()],
+    ids=["softmax", "sigmoid"],
+)
+def test_a_softmax_of_16_bits_that_is_0_or_1_trains_as_in_keras(loss):
+    """Keras's cross-entropy takes the logits that it finds with the outputs."""
+    sparse = isinstance(loss, tf.keras.losses.SparseCategoricalCrossentropy)
+    kernel = tf.keras.initializers.Constant(np.arange(12).reshape(4, 3)[:, : 3 if sparse else 1])
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        units, activation = (3, "softmax") if sparse else (1, "sigmoid")
+        layer = L.Dense(units, activation, kernel_initializer=kernel)
+        keras_model = tf.keras.Sequential([L.InputLayer((4,)), layer])
+    finally:
+        tf.keras.mixed_precision.set_global_policy("float32")
+    y = Y if sparse else (Y[:, np.newaxis] > 0).astype(np.float32)
+    spec = tf.TensorSpec([None, *y.shape[1:]], y.dtype)
+    got = one_step(from_keras(keras_model, loss=loss, y_spec=spec), y=y)
+    want = step_of_keras(keras_model, loss, y=y)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-2, atol=2e-3)
+
+
 def test_a_mask_that_does_not_fit_is_refused():
     layers = [L.InputLayer((5,), dtype=tf.int32), L.Embedding(6, 4, mask_zero=True), L.Dense(1)]
     spec = tf.TensorSpec([None, 5])
