@@ -445,6 +445,8 @@ def build(
             )
         own["num_clients"] = num_clients
     model = tff_models.as_model(model)
+    if not model.initial_weights:
+        raise ModelError("The model has no trainable weights: let at least one layer train.")
     _refuse_metric_names(spec, model)
     local = LocalTraining(training, client_optimizer, schedule)
     if server_optimizer is not None:

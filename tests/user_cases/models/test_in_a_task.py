@@ -147,6 +147,14 @@ def test_a_model_that_a_method_refuses_is_a_line(tmp_path):
         run(task, tmp_path, algorithm="fedcorr")
 
 
+@pytest.mark.parametrize("layer", [L.Dense(1, trainable=False), L.Lambda(lambda x: x[:, :1])])
+def test_a_model_without_trainable_weights_is_refused(layer, tmp_path):
+    keras_model = tf.keras.Sequential([L.InputLayer((3,)), layer])
+    task = task_of(keras_model, NUMBERS, "mse", {"mae": "mae"}, higher_is_better=False)
+    with pytest.raises(RunError, match="cannot be used: The model has no trainable weights: let"):
+        run(task, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "name"),
     [("fedavg", "num_examples"), ("fedavg", "clients_dropped"), ("fedexp", "server_rate")],
