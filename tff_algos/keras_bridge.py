@@ -827,25 +827,33 @@ def _is_of_others(kind):
 
 def _refuse_draws_in_loops(graph, names):
     """Refuses layers that draw by the seed within a loop, whose steps would all draw the same."""
-    graph = graph.as_graph_def()
-    bodies = {f.signature.name: f.node_def for f in graph.library.function}
-    called = [n.attr["body"].func.name for n in _all_nodes(graph) if "While" in n.op]
-    seen: set[str] = set()
+    for node in _nodes_in_loops(graph.as_graph_def()):
+        path = node.name.split("/")
+        if _DRAW in path:
+            layer = [node.name, *(part for part in path if part in names)][-1]
+            raise ModelError(
+                f"Layer {layer!r} draws within a loop of TensorFlow (tf.map_fn, tf.while_loop, "
+                "a recurrent layer), whose steps would all draw the same numbers. Draw before "
+                "the loop, or set unroll=True of a recurrent layer."
+            )
+
+
+def _nodes_in_loops(graph_def):
+    bodies = {f.signature.name: f.node_def for f in graph_def.library.function}
+    called, seen = [], set()
+    for node in _all_nodes(graph_def):
+        if "While" in node.op:
+            called.append(node.attr["body"].func.name)
+        # Of `tf.vectorized_map`, which leaves no loop.
+        if any(part.startswith("loop_body") for part in node.name.split("/")):
+            yield node
     while called:
         body = called.pop()
-        if body in seen:
-            continue
-        seen.add(body)
-        for node in bodies[body]:
-            path = node.name.split("/")
-            if _DRAW in path:
-                layer = [node.name, *(part for part in path if part in names)][-1]
-                raise ModelError(
-                    f"Layer {layer!r} draws within a loop of TensorFlow (tf.map_fn, tf.while_loop, "
-                    "a recurrent layer), whose steps would all draw the same numbers. Draw before "
-                    "the loop, or set unroll=True of a recurrent layer."
-                )
-            called += [a.func.name for a in node.attr.values() if a.func.name in bodies]
+        if body not in seen:
+            seen.add(body)
+            yield from bodies[body]
+            attributes = (a for node in bodies[body] for a in node.attr.values())
+            called += [a.func.name for a in attributes if a.func.name in bodies]
 
 
 def _calls_python(graph):

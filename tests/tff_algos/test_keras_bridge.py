@@ -233,12 +233,12 @@ def test_a_layer_that_is_used_twice_draws_twice(layer):
 class _OneByOne(L.Layer):
     """Calls a layer on one example after the other."""
 
-    def __init__(self, layer):
+    def __init__(self, layer, over=tf.map_fn):
         super().__init__()
-        self.layer = layer
+        self.layer, self.over = layer, over
 
     def call(self, inputs, training=None):
-        return tf.map_fn(lambda x: self.layer(x, training=training), inputs)
+        return self.over(lambda x: self.layer(x, training=training), inputs)
 
 
 class _Cell(L.Layer):
@@ -262,8 +262,9 @@ class _Cell(L.Layer):
         _OneByOne,
         lambda layer: L.RNN(_Cell(layer)),
         lambda layer: _OneByOne(_OneByOne(layer)),
+        lambda layer: _OneByOne(layer, tf.vectorized_map),
     ],
-    ids=["map_fn", "recurrent", "nested"],
+    ids=["map_fn", "recurrent", "nested", "vectorized_map"],
 )
 def test_a_layer_that_draws_within_a_loop_is_refused(loop, make):
     """All steps would draw the same."""
