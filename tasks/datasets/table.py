@@ -267,10 +267,15 @@ def _read(
     import pandas as pd
 
     try:
-        frame = pd.read_csv(path)
+        header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            # By default pandas takes values beyond the header's for row names: columns shift.
+            frame = pd.read_csv(path, index_col=False)
         # "NA" may be a user's name, but is a missing number elsewhere.
         text = pd.read_csv(
             path,
+            index_col=False,
             usecols={*as_written, target}.__contains__,
             dtype=str,
             keep_default_na=False,
@@ -284,13 +289,21 @@ def _read(
             f"{flag}={path} is not in UTF-8; convert it, for example by "
             "iconv -f CP1252 -t UTF-8 OLD.csv > NEW.csv."
         ) from e
+    except pd.errors.ParserWarning as e:
+        _refuse_other_separators(flag, path, header)
+        raise DataError(
+            f"{flag}={path} has rows with more values than the header has names "
+            f"({', '.join(map(str, header))}); name each column, also that of row names."
+        ) from e
     except ValueError as e:  # Of pandas's errors.
         raise DataError(
             f"{flag}={path} is not a CSV file: {' '.join(str(e).split())}. It must have a header "
             f"and be separated by commas; {_TO_COMMAS}"
         ) from e
-    if len(frame.columns) == 1 and re.search("[;\t]", str(frame.columns[0])):
-        raise DataError(f"{flag}={path} is not separated by commas; {_TO_COMMAS}")
+    _refuse_other_separators(flag, path, header)
+    twice = header[header.duplicated() & header.notna()].tolist()
+    if twice:
+        raise DataError(f"{flag}={path} has two columns named {twice[0]!r}; rename one.")
     own = {str(column): text[column] for column in text if column in as_written}
     if target in text and target not in own:
         written = text[target].where(frame[target].notna())
@@ -301,6 +314,11 @@ def _read(
     frame = frame.assign(**own)
     frame.attrs[frames.NAME] = path
     return frame
+
+
+def _refuse_other_separators(flag: str, path: str, header: pd.Series) -> None:
+    if len(header) == 1 and re.search("[;\t]", str(header[0])):
+        raise DataError(f"{flag}={path} is not separated by commas; {_TO_COMMAS}")
 
 
 _TO_COMMAS = (

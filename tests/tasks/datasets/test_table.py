@@ -209,6 +209,20 @@ def test_a_missing_class_is_not_a_class(here):
         tasks.load("table", **own)
 
 
+def test_a_comma_at_the_end_of_rows_shifts_no_column(here):
+    plain = pathlib.Path("table.csv").read_text().splitlines()
+    header, rows = plain[0], plain[1:]
+    text = "\n".join([f"{header},note", *(f"{row},n{k}," for k, row in enumerate(rows))])
+    pathlib.Path("comma.csv").write_text(text)
+    own = {"user": "who", "target": "kind", "features": "a"}
+    wanted, task = (tasks.load("table", path=path, **own) for path in ("table.csv", "comma.csv"))
+    assert task.encoding == wanted.encoding
+    assert list(task.train.client_ids) == list(wanted.train.client_ids)
+    for k in range(4):
+        for mine, others in zip(task.train.examples(k), wanted.train.examples(k), strict=True):
+            np.testing.assert_array_equal(mine, others)
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -216,6 +230,9 @@ def test_a_missing_class_is_not_a_class(here):
         ("who;a;kind\nx;1,5;p\ny;2;q\n", "is not separated by commas; convert it"),
         ("who;a;kind\nx;1;p\ny;2,5,3;q\n", "be separated by commas; convert it, for example by p"),
         ("who\ta\tkind\nx\t1\tp\n", "is not separated by commas; convert it"),
+        ("who,a,kind\n1,x,1,p\n2,y,2,q\n", r"has names \(who, a, kind\); name each column"),
+        ("# mine\nwho,a,kind\nx,1,p\n", r"more values than the header has names \(# mine\)"),
+        ("who,a,a,kind\nx,1,2,p\ny,2,3,q\n", "has two columns named 'a'; rename one"),
         ("who,a,kind\nJosé,1,p\n", "is not in UTF-8; convert it, for example by iconv -f CP1252"),
     ],
 )
