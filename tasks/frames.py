@@ -6,6 +6,7 @@ check as much as possible before a run. Features are scaled only if `standardize
 
 import collections
 import functools
+import math
 import numbers
 import os
 import re
@@ -275,8 +276,8 @@ class _Partition(NamedTuple):
         if self.partition == "iid":
             parts = partitions.iid(len(y), number, seed)
         elif self.partition == "dirichlet":
-            if not self.alpha > 0:
-                raise TaskError(f"alpha={self.alpha!r} must be above 0.")
+            if not isinstance(self.alpha, numbers.Real) or not 0 < self.alpha < math.inf:
+                raise TaskError(f"alpha={self.alpha!r} must be a finite number above 0.")
             parts = partitions.dirichlet_by_class(y, number, self.alpha, seed)
         else:
             parts = partitions.shards(
@@ -325,7 +326,7 @@ class _Table:
         twice = frame.columns[frame.columns.duplicated()].tolist()
         if twice:
             raise TaskError(f"{what} has two columns named {twice[0]!r}; rename one.")
-        self.user = None if users_may_lack and user not in frame.columns else user
+        self.user = None if users_may_lack and user not in frame.columns.tolist() else user
         for column, role in ((self.user, "user"), (target, "target"), (id, "id")):
             if column is not None:
                 self.require(column, role)
@@ -335,7 +336,8 @@ class _Table:
 
     def require(self, column: str, role: str) -> None:
         """Refuses a missing column."""
-        if column not in self.frame.columns:
+        # Of columns with several levels, an index also finds the name of one level.
+        if column not in self.frame.columns.tolist():
             known = ", ".join(map(str, self.frame.columns[:20]))
             raise TaskError(f"{role}: {self.what} has no column {column!r}; it has {known}.")
 
@@ -361,7 +363,7 @@ class _Table:
 def _check_ids(tables: Sequence[_Table]) -> None:
     """Refuses rows of the same name, within one table or in two."""
     seen: dict[Any, str] = {}
-    for table in tables if tables[0].id else ():
+    for table in tables if tables[0].id is not None else ():
         for row, name in enumerate(table.values(table.id)):
             place = f"row {row} of {table.what}"
             if name in seen:
@@ -390,9 +392,9 @@ def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list
                 "to include them."
             )
         return columns
-    if isinstance(features, str) or not features:
+    columns = [] if isinstance(features, str) else list(features)
+    if not columns:
         raise TaskError(f"features must be a list of columns, found {features!r}.")
-    columns = list(features)
     if len(set(columns)) < len(columns):
         raise TaskError("features names a column twice.")
     if target in columns:
@@ -451,17 +453,30 @@ class _Target:
         table.complete(self.name)
         if self.classes is not None:
             return _codes(table, self.name, self.classes)
+        found = _numbers(table, self.name)
         if self._whole:
-            return column.to_numpy(np.int32)
-        try:
-            with np.errstate(over="ignore"):
-                values = column.to_numpy(np.float32)
-        except (TypeError, ValueError) as e:
-            raise TaskError(f"{table.what}: target {self.name!r} is not a number: {e}") from e
+            return self._as_whole(table, found)
+        with np.errstate(over="ignore"):
+            values = found.astype(np.float32)
         if not np.isfinite(values).all():
             raise TaskError(f"{table.what}: target {self.name!r} is beyond float32; scale it.")
         _report_rounding(f"{table.what}: target {self.name!r}", column)
         return values[:, None]
+
+    def _as_whole(self, table: _Table, found: np.ndarray) -> np.ndarray:
+        """Returns whole numbers as int32 after checking that they are."""
+        limits = np.iinfo(np.int32)
+        if (found % 1 != 0).any():
+            raise TaskError(
+                f"{table.what}: target {self.name!r} has fractions, but the training table has "
+                "whole numbers; set target_type to number."
+            )
+        if found.min() < limits.min or found.max() > limits.max:
+            raise TaskError(
+                f"{table.what}: target {self.name!r} is beyond int32; set target_type to number, "
+                "or to category."
+            )
+        return found.astype(np.int32)
 
 
 def _categories(column: Any) -> list[Any]:
@@ -488,6 +503,21 @@ def _codes(table: _Table, name: str, values: Sequence[Any]) -> np.ndarray:
             "remove these rows."
         )
     return np.array([place[v] for v in found], np.int32)
+
+
+def _numbers(table: _Table, name: str) -> np.ndarray:
+    """Returns a column of numbers as float64 `[n]`.
+
+    Text that reads as numbers is converted. Dates, durations and complex numbers are refused, which
+    NumPy would convert as well.
+    """
+    column = table.frame[name]
+    if getattr(column.dtype, "kind", "") in "mMc":
+        raise TaskError(f"{table.what}: column {name!r} is {column.dtype}, not a number.")
+    try:
+        return column.to_numpy(np.float64)
+    except (TypeError, ValueError) as e:
+        raise TaskError(f"{table.what}: column {name!r} is not a number: {e}") from e
 
 
 def _require_text(column: Any) -> None:
@@ -566,22 +596,7 @@ class _Features:
 
     def take(self, table: _Table) -> np.ndarray:
         """Returns the inputs of a table's rows, float32."""
-        parts: list[np.ndarray] = []
-        for name in self._columns:
-            table.require(name, "features")
-            table.complete(name)
-            if name in self._categories:
-                values = self._categories[name]
-                part = np.eye(len(values), dtype=np.float32)[_codes(table, name, values)]
-            else:
-                try:
-                    part = table.frame[name].to_numpy(np.float64)[:, None]
-                except (TypeError, ValueError) as e:
-                    raise TaskError(f"{table.what}: column {name!r} is not a number: {e}") from e
-                if not self._standardize:
-                    _report_rounding(f"{table.what}: column {name!r}", table.frame[name])
-            parts.append(part)
-        x = np.concatenate(parts, axis=1)
+        x = self._unscaled(table)
         if self._scale is not None:
             mean, deviation = self._scale
             x = (x - mean) / deviation
@@ -590,6 +605,22 @@ class _Features:
         if not np.isfinite(x).all():
             raise TaskError(f"{table.what}: features hold numbers beyond float32; scale them.")
         return x
+
+    def _unscaled(self, table: _Table) -> np.ndarray:
+        """Returns the inputs of a table's rows before any scaling, float64 where needed."""
+        parts: list[np.ndarray] = []
+        for name in self._columns:
+            table.require(name, "features")
+            table.complete(name)
+            if name in self._categories:
+                values = self._categories[name]
+                part = np.eye(len(values), dtype=np.float32)[_codes(table, name, values)]
+            else:
+                part = _numbers(table, name)[:, None]
+                if not self._standardize:
+                    _report_rounding(f"{table.what}: column {name!r}", table.frame[name])
+            parts.append(part)
+        return np.concatenate(parts, axis=1)
 
     def encoding(self) -> dict[str, Any]:
         """Describes the inputs, for the record."""
@@ -962,6 +993,7 @@ def _some(texts: Sequence[str]) -> str:
 
 
 def _for_json(values: Sequence[Any]) -> list[Any]:
+    values = [v.item() if isinstance(v, np.generic) else v for v in values]
     return [v if isinstance(v, bool | int | float | str) else str(v) for v in values]
 
 

@@ -444,6 +444,40 @@ def with_value(column, value, row=3):
             "target 'big' is beyond float32; scale it",
         ),
         (frame()[["who", "kind"]], {}, "df has no column of numbers beside user and target"),
+        (frame().rename(columns={"b": 0}), {"id": 0}, "id: row 0 of df and row 5 of df both"),
+        (
+            pd.concat({"x": frame()}, axis=1),
+            {"user": "x"},
+            r"df has no column 'x'; it has \('x', 'who'\)",
+        ),
+        (
+            frame(n=2**40 + np.arange(24)),
+            {"target": "n", "features": ["a"], "loss": "mse"},
+            "target 'n' is beyond int32; set target_type to number, or to category",
+        ),
+        (
+            frame(n=range(24)),
+            {"target": "n", "features": ["a"], "loss": "mse", "test_frame": frame(n=0.5)},
+            "test_frame: target 'n' has fractions, but the training table has whole numbers",
+        ),
+        (
+            None,
+            {"test_frame": frame(a=pd.date_range("2020", periods=24))},
+            "test_frame: column 'a' is datetime64.*, not a number",
+        ),
+        (
+            None,
+            {"test_frame": frame(a=np.arange(24) * 1j)},
+            "test_frame: column 'a' is complex128, not a number",
+        ),
+        *(
+            (
+                frame()[["a", "kind"]],
+                {"user": None, "partition": "dirichlet", "num_clients": 2, "alpha": alpha},
+                f"alpha={alpha!r} must be a finite number above 0",
+            )
+            for alpha in (np.inf, "1", 0)
+        ),
     ],
 )
 def test_what_cannot_be_right_is_one_line(df, changes, says):
@@ -470,6 +504,16 @@ def test_what_cannot_be_right_is_one_line(df, changes, says):
 def test_arrays_that_cannot_be_right(x, y, users, says):
     with pytest.raises(DataError, match=says):
         tasks.from_arrays(x, y, users, model=dense(2))
+
+
+def test_the_record_keeps_booleans_of_a_sparse_column():
+    task = made(frame(kind=pd.arrays.SparseArray(np.arange(24) % 3 == 0)))
+    assert json.loads(json.dumps(task.encoding))["classes"] == [False, True]
+
+
+def test_features_may_be_an_index_of_pandas():
+    task = made(features=frame().columns[1:3])
+    assert task.encoding["features"] == ["a", "b"]
 
 
 def test_rows_of_other_indexes_are_said_to_go_by_position():
