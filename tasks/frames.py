@@ -589,10 +589,10 @@ class _Features:
     def fit(self, table: _Table, rows: np.ndarray) -> None:
         """Learns means, deviations and categories from training rows."""
         if self._standardize:
-            x = self.take(table)[rows].astype(np.float64)
-            deviation = x.std(0)
-            # A column of one value stays at 0.
-            self._scale = x.mean(0), np.where(deviation > 0, deviation, 1.0)
+            x = self._unscaled(table)[rows].astype(np.float64)
+            # A column of one value stays at 0, whatever its mean is rounded to.
+            varies = x.min(0) < x.max(0)
+            self._scale = np.where(varies, x.mean(0), x[0]), np.where(varies, x.std(0), 1.0)
 
     def take(self, table: _Table) -> np.ndarray:
         """Returns the inputs of a table's rows, float32."""

@@ -218,6 +218,15 @@ def test_standardised_by_training_rows_alone():
     assert set(np.round(back[:, 0], 3)) <= set(df.a)
 
 
+def test_standardised_far_from_0_as_near_it():
+    at = np.arange(24)
+    df = frame(seconds=1_700_000_000 + at, near=at, constant=0.1)
+    task = made(df, features=["seconds", "near", "constant"], standardize=True, test=None)
+    x = np.concatenate([task.train.examples(k).x for k in range(4)])
+    np.testing.assert_allclose(x[:, 0], x[:, 1], atol=1e-6)
+    assert not x[:, 2].any()
+
+
 def test_words_are_numbered_by_training_rows():
     df = frame(said=["The cat.", "the DOG", "the emu!", "a b c d e f"] * 6)
     task = made(df, text="said", features=None, text_length=4, vocabulary_size=5)
