@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 
@@ -156,7 +156,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
             if not stopped:
                 how = f"all {settings['total_rounds']} rounds are done"
             caller.say(f"{folder.path} is finished ({how}): nothing to do.")
-            unmeasured = _unmeasured(request, folder)
+            unmeasured = _unmeasured(request, folder, caller)
             if unmeasured:
                 caller.warn(
                     f"{folder.path} was finished without {unmeasured}, which only measures new "
@@ -286,14 +286,17 @@ def _stopped(request: Request, folder: outputs.ExperimentFolder, caller: Caller)
     return next(filter(None, (callback.begin(rows) for callback in given)), "")
 
 
-def _unmeasured(request: Request, folder: outputs.ExperimentFolder) -> str:
-    """Lists the measuring flags that are set now but were not set in a finished run."""
+def _unmeasured(request: Request, folder: outputs.ExperimentFolder, caller: Caller) -> str:
+    """Lists the measuring flags and evaluators of now that a finished run did not have."""
     with files.explained(folder.path):
         recorded = folder.read_hparams()
     assert recorded is not None  # A folder of results without it was refused.
     flags = recorded["flags"]
     asked = {name: request.in_force.get(name) for name in sorted(run_hparams.MEASURES)}
-    return ", ".join(f"--{k}={v}" for k, v in asked.items() if v and v != flags.get(k))
+    lacking = [f"--{k}={v}" for k, v in asked.items() if v and v != flags.get(k)]
+    columns = metrics_csv.read_csv(folder.file("metrics.csv"))[0] if caller.evaluators else []
+    lacking += [f"the evaluator {k}" for k in caller.evaluators if f"eval/{k}" not in columns]
+    return ", ".join(lacking)
 
 
 def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
@@ -617,7 +620,8 @@ class Experiment:
         for name, function in caller.evaluators.items():
             try:
                 value = function(self._all_weights(trained))
-                if value is None or isinstance(value, str) or np.ndim(value):
+                is_number = isinstance(value, SupportsFloat) and not isinstance(value, str)
+                if not is_number or np.ndim(value) or np.iscomplexobj(value):
                     raise RunError(
                         f"The evaluator {name!r} must return a number, found a "
                         f"{type(value).__name__}."

@@ -18,7 +18,7 @@ from simulation.records import metrics_csv, outputs
 from simulation.records.progress import ProgressInPython
 from simulation.rounds.callbacks import Callback, Round
 from tasks.task import Task
-from tff_suite.hparams import Value
+from tff_suite.hparams import HparamError, Value
 
 if typing.TYPE_CHECKING:
     import pandas as pd
@@ -86,6 +86,13 @@ def run(
         or data; `DivergedError` if training diverged.
       tasks.task.DataError: If data is missing or damaged.
     """
+    if isinstance(callbacks, Callback) or callable(callbacks):
+        raise HparamError("callbacks must be a list; pass [callback].")
+    if not isinstance(evaluators, Mapping | None):
+        raise HparamError(
+            f"evaluators must be a dictionary by name, found a {type(evaluators).__name__}; write "
+            '{"name": function}.'
+        )
     own_task = task if not isinstance(task, str | None) else None
     named = {"task": None if own_task is not None else task, "algorithm": algorithm}
     request = experiment_flags.from_python({**named, **settings}, own_task, model)

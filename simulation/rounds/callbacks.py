@@ -57,7 +57,12 @@ class Round:
 
         Args:
           reason: The reason, which the run prints at its end and writes to summary.json.
+
+        Raises:
+          HparamError: If there is no reason.
         """
+        if not isinstance(reason, str) or not reason:
+            raise HparamError(f"Round.stop: the reason must be text, found {reason!r:.80}.")
         self.reason = self.reason or reason
 
 
@@ -279,6 +284,9 @@ class Callbacks:
             `EarlyStopping.settle`.
         """
         for callback in given:
+            if isinstance(callback, type) and issubclass(callback, Callback):
+                name = callback.__name__
+                raise HparamError(f"callbacks: {name} is a class; pass one of it, {name}(...).")
             if not isinstance(callback, Callback) and not callable(callback):
                 raise HparamError(
                     f"callbacks: {callback!r:.80} must be a simulation.Callback or a function."
@@ -328,7 +336,8 @@ class Callbacks:
             self._call(getattr(callback, f"at_{what}"), done)
 
     def _round(self, number: int, metrics: Mapping[str, float], trained: Any) -> Round:
-        return Round(number, metrics, lambda: self._all_weights(trained))
+        # A copy: what callbacks add or change is not recorded.
+        return Round(number, dict(metrics), lambda: self._all_weights(trained))
 
     def _call(self, function: Callable[[Round], Any], done: Round) -> Any:
         if self.failure is not None:

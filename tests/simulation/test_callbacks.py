@@ -3,6 +3,7 @@
 import json
 import pathlib
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -110,11 +111,36 @@ def test_what_one_raises_ends_the_run_with_a_checkpoint(plain, tmp_path, where):
     assert_same_run(pathlib.Path(again.folder), pathlib.Path(plain.folder))
 
 
-@pytest.mark.parametrize("value", [None, "0.5", np.array([0.5])], ids=["None", "str", "ndarray"])
+@pytest.mark.parametrize(
+    "value",
+    [None, "0.5", np.array([0.5]), {"a": 1}, 1j, np.complex64(1)],
+    ids=lambda v: type(v).__name__,
+)
 def test_an_evaluator_must_return_a_number(tmp_path, value):
     kind = type(value).__name__
     with pytest.raises(RunError, match=f"^The evaluator 'mine' must return a number, .* {kind}"):
         run(tmp_path, evaluators={"mine": lambda weights: value})
+
+
+def test_what_callbacks_change_in_metrics_is_not_recorded(plain, tmp_path):
+    class Changes(simulation.Callback):
+        def at_evaluation(self, done):
+            done.metrics.update({"eval/accuracy": 2.0, "mine": 1.0})
+
+        at_end = at_evaluation
+
+    changed = run(tmp_path, callbacks=[Changes(), lambda done: done.metrics.clear()])
+    assert_same_run(pathlib.Path(changed.folder), pathlib.Path(plain.folder))
+
+
+def test_a_finished_run_says_which_evaluators_it_did_not_have(tmp_path):
+    mine = {"mine": lambda weights: 1.0}
+    run(tmp_path, evaluators=mine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(tmp_path, evaluators=mine)
+    with pytest.warns(RuntimeWarning, match="was finished without the evaluator other, which"):
+        run(tmp_path, evaluators={**mine, "other": lambda weights: 2.0})
 
 
 def test_early_stopping_goes_on_where_it_was(tmp_path):
@@ -196,6 +222,11 @@ def test_a_target_by_the_command(tmp_path, capsys):
         ({"evaluators": {"loss": len}}, "evaluators: the name 'loss' must"),
         ({"evaluators": {"mine": 3}}, "mine must be a function of the weights"),
         ({"callbacks": [lambda done: 3]}, "after_round must return None or weights"),
+        ({"evaluators": [len]}, "evaluators must be a dictionary by name, found a list"),
+        ({"callbacks": Journal()}, r"callbacks must be a list; pass \[callback\]"),
+        ({"callbacks": len}, "callbacks must be a list"),
+        ({"callbacks": [Journal]}, r"Journal is a class; pass one of it, Journal\(...\)"),
+        ({"callbacks": [lambda done: done.stop("")]}, "Round.stop: the reason must be text, found"),
         ({"callbacks": [3]}, "callbacks: 3 must be a simulation.Callback or a function"),
         (
             {"callbacks": [lambda done: done.weights], "algorithm": "fedcorr", "runtime": "tff",
