@@ -173,7 +173,8 @@ class Comparison:
             }
             for pair in self.pairs(column)
         ]
-        return pd.DataFrame(rows)
+        columns = ["difference", "seeds", "mean", "low", "high", "p (Holm)", "wins"]
+        return pd.DataFrame(rows, columns=[*columns, "clients low", "clients high"])
 
     def plot(self, column: str | None = None, *, width: float | None = None) -> Figure:
         """Draws a column of metrics.csv over rounds: mean and standard deviation over seeds.
@@ -631,6 +632,8 @@ def _whole(value: Any) -> bool:
 
 def _seeds(seeds: Any) -> list[int]:
     """Returns the seeds that a number of seeds, or seeds themselves, stand for."""
+    if np.iterable(seeds) and not isinstance(seeds, str):
+        seeds = list(seeds)
     if _whole(seeds):
         found = list(range(1, int(seeds) + 1))
     elif isinstance(seeds, str) or not np.iterable(seeds) or not all(map(_whole, seeds)):
@@ -740,6 +743,11 @@ def _first_metric(request: Request) -> str:
     if own is None and tasks.get(request.run["task"]).metrics_with(request.task) is None:
         own = assembly.load(request)  # Its data decide on its metrics.
     if own is not None:
+        if own.test is None and own.central_test is None:
+            raise HparamError(
+                "The task has no test examples to compare by; add some, or pass metric, such as "
+                "validation/loss with validation_fraction."
+            )
         return f"eval/{own.primary_metric}"
     known = [name for name in columns_lib.in_rounds(request).names if name.startswith("eval/")]
     return next((name for name in known if name != "eval/loss"), "eval/loss")

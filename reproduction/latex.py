@@ -30,6 +30,8 @@ _SPECIAL = {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    # After a line's end, a bracket would begin an optional argument.
+    "[": "{[}",
     "<": r"$<$",
     ">": r"$>$",
 }

@@ -555,10 +555,15 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
             reached = "all rows {} of {}".format(*alike.pop())
         else:
             reached = ", ".join(f"{row} {n} of {protocol}" for row, n, protocol in short)
-        lines.append(
-            f"Fewer rounds than the protocol ({reached}): do not compare these numbers with the "
-            "paper's. Leave out --budget to run them all."
-        )
+        if setup.paper:
+            lines.append(
+                f"Fewer rounds than the protocol ({reached}): do not compare these numbers with "
+                "the paper's. Leave out --budget to run them all."
+            )
+        else:  # Of `simulation.compare`.
+            lines.append(
+                f"Fewer rounds than asked for ({reached}): repeat the call to do the rest."
+            )
     wide = max((c.get("last_rounds", 1) for c in setup.columns), default=1)
     if any((n + 1) // 2 < wide for _, n, _ in short):
         lines.append("Means of the last rounds cover the second half of a run at most.")

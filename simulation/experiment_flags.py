@@ -226,6 +226,9 @@ def _check_own_task(task: Any, given: Settings) -> str:
         raise HparamError(f"task must be a task's name or a tasks.task.Task, not a {kind}.")
     if task.name in tasks.names():
         raise HparamError(f"task: {task.name} is the name of a registered task; choose another.")
+    if os.path.isabs(task.name) or ".." in task.name.split("/"):
+        # Folders of runs are named by it.
+        raise HparamError(f"task: its name {task.name!r} must not lead out of the results' folder.")
     if given.get("use_synthetic_data"):
         raise HparamError("--use_synthetic_data is not used by a user's own task.")
     for field in ("settings", "encoding"):

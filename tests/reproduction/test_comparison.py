@@ -36,8 +36,8 @@ SETTINGS = {
 }
 
 
-def own_task():
-    return dataclasses.replace(tasks.load("toy"), name="mine")
+def own_task(**changes):
+    return dataclasses.replace(tasks.load("toy"), **{"name": "mine", **changes})
 
 
 def run(root, **changes):
@@ -180,6 +180,9 @@ def test_the_command_compares_the_chosen_rows_by_the_same_numbers(made, capsys, 
         ({"tune": "all"}, "must be 'rates' or None"),
         ({"jobs": 2}, "jobs does not support a task"),
         ({"seed": 3}, "compare sets seed itself"),
+        ({"task": own_task(test=None, central_test=None)}, "has no test examples to compare by"),
+        ({"task": own_task(name="../mine")}, "must not lead out of the results' folder"),
+        ({"task": own_task(name="/mine")}, "must not lead out of the results' folder"),
         ({"total_rounds": -1}, "total_rounds"),
         ({"total_round": 3}, "total_round"),
         ({"fedadam_tau": 1e-3}, "fedadam_tau is used by none of fedavg, qfedavg"),
@@ -324,6 +327,23 @@ def test_one_seed_has_no_interval_and_no_sign():
     assert row == ["FedAvg", r"\textbf{80.0}", "", r"\textbf{2.000}", ""]
 
 
+def test_one_method_has_a_table_of_no_differences():
+    one, two = (by_hand({m: [1.0, 2.0] for m in some}) for some in (["fedavg"], ["fedavg", "term"]))
+    assert one.differences().empty and len(two.differences()) == 1
+    assert list(one.differences()) == list(two.differences())
+
+
+def test_a_row_that_begins_with_a_bracket_is_no_argument_of_the_line_before():
+    text = by_hand({"[a] fedavg": [1.0, 2.0], "[b]": [3.0, 4.0]}).to_latex()
+    parsed(text)
+    assert not re.search(r"(\\\\|midrule)\s*\[", text) and "{[}a]" in text
+
+
+@pytest.mark.parametrize("seeds", [(s for s in (4, 5)), {4, 5}, np.array([4, 5])])
+def test_seeds_may_be_anything_that_lists_them(seeds):
+    assert comparison._seeds(seeds) == [4, 5]
+
+
 @pytest.mark.parametrize("text", ["50 % & more_or_less #1 $", r"a\b{c}~^", "two\nlines"])
 def test_any_words_are_text_in_latex(text):
     found = dataclasses.replace(by_hand({"fedavg": [1.0, 2.0]}), title=text)
@@ -423,7 +443,9 @@ def test_a_changed_flag_file_starts_runs_in_folders_of_their_own(tmp_path):
 def test_time_ends_a_comparison_and_the_same_call_resumes_it(tmp_path):
     own = {"algorithms": ["fedavg"], "seeds": 1, "qfedavg_q": None, "total_rounds": 40}
     short = run(tmp_path, max_minutes=1e-9, **own)
-    assert short.runs.rounds.tolist()[0] < 40 and any("rounds" in c for c in short.caveats)
+    assert short.runs.rounds.tolist()[0] < 40
+    told = r"Fewer rounds than asked for \(fedavg \d+ of 40\): repeat the call to do the rest\."
+    assert any(re.fullmatch(told, caveat) for caveat in short.caveats)
     whole = run(tmp_path, **own)
     assert whole.runs.rounds.tolist() == [40] and whole.folder == short.folder
     assert whole.runs.run.tolist() == short.runs.run.tolist()
