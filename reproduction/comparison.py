@@ -42,6 +42,7 @@ from simulation import assembly, experiment_flags, run_hparams
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.measures import columns as columns_lib
+from simulation.records import files
 from tasks import directions
 from tasks.task import Task
 from tff_suite import command_line, figures, writing
@@ -539,6 +540,7 @@ def compare(
     Raises:
       HparamError: If settings are wrong.
       ReproduceError: If runs fail, or `max_minutes` ended the search of rates.
+      RunError: If the table cannot be written. The runs are kept, and the same call reuses them.
       tasks.task.DataError: If data is missing or damaged.
     """
     if max_minutes is not None and not 0 < max_minutes < math.inf:
@@ -616,9 +618,10 @@ def compare(
         if not flag.startswith(tuple(f"{method}_" for method in methods))
     ]
     outcome = dataclasses.replace(outcome, told=[*outcome.told, *told])
-    folder = _folder_of(outcome, requests, asked.folder)
-    results.write_csv(folder / "results.csv", outcome.records())
-    found = write(outcome, folder)
+    with files.explained(str(asked.folder)):
+        folder = _folder_of(outcome, requests, asked.folder)
+        results.write_csv(folder / "results.csv", outcome.records())
+        found = write(outcome, folder)
     command_line.say(f"The table is in {folder} (table.tex, results.csv, runs.csv).")
     return found
 

@@ -455,6 +455,19 @@ def test_time_ends_a_comparison_and_the_same_call_resumes_it(tmp_path):
         run(tmp_path, max_minutes=0, **own)
 
 
+def test_a_table_that_cannot_be_written_is_one_line_and_runs_are_kept(tmp_path):
+    own = {"algorithms": ["fedavg"], "seeds": 1, "qfedavg_q": None}
+    blocked = tmp_path / "mine" / "comparison"
+    blocked.parent.mkdir()
+    blocked.write_text("")
+    with pytest.raises(RunError, match=f"^Cannot use {blocked}: "):
+        run(tmp_path, **own)
+    blocked.unlink()
+    before = (tmp_path / "mine/fedavg_seed1/hparams.json").stat().st_mtime_ns
+    assert run(tmp_path, **own).runs.rounds.tolist() == [2]
+    assert (tmp_path / "mine/fedavg_seed1/hparams.json").stat().st_mtime_ns == before
+
+
 def test_rates_are_tuned_on_held_out_examples_of_the_first_seed(tmp_path, capsys):
     rows = ["fedadam"]  # It has a default for neither rate.
     tuned = {"tune": "rates", "budget": 3, "total_rounds": 3, "runtime": "vectorized"}
