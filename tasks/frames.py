@@ -202,6 +202,10 @@ def from_arrays(
       ValueError: As `from_frame`.
     """
     table = _of_arrays("x, y and users", x, y, users)
+    if test_arrays is not None and (
+        not isinstance(test_arrays, Sequence) or len(test_arrays) not in (2, 3)
+    ):
+        raise TaskError("test_arrays must be (x, y) or (x, y, users).")
     test_table = None if test_arrays is None else _of_arrays("test_arrays", *test_arrays)
     if not (validation is None or isinstance(validation, numbers.Real)):
         raise TaskError("validation must be a share of the rows.")
@@ -231,7 +235,7 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
     indexes = [v.index for v in given.values() if isinstance(v, pd.Series | pd.DataFrame)]
     if not all(index.equals(indexes[0]) for index in indexes):
         _warn(f"{what} are matched by position, though their indexes differ.")
-    lengths = {name: len(values) for name, values in given.items()}
+    lengths = {name: _length(what, name, values) for name, values in given.items()}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{number} in {name}" for name, number in lengths.items())
         raise TaskError(f"{what} differ in rows: {told}; give one row per example in each.")
@@ -239,13 +243,27 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
         if np.ndim(values) != 1:
             raise TaskError(f"{what}: {name} must be flat, found shape {list(np.shape(values))}.")
     # By place: pandas would go by the index of a column.
-    frame = pd.DataFrame({name: pd.Series(values).array for name, values in columns.items()})
+    try:
+        frame = pd.DataFrame({name: pd.Series(values).array for name, values in columns.items()})
+    except UnicodeEncodeError as e:  # Of a pandas that keeps text in UTF-8.
+        raise TaskError(f"{what}: {e.object!r} has half a character; rename it.") from e
     table = _Table(frame, what, None if users is None else "users", "y", None)
     try:
         table.x = x.to_numpy() if hasattr(x, "to_numpy") else np.asarray(x)
     except ValueError as e:
         raise TaskError(f"{what}: x is not an array: {e}") from e
     return table
+
+
+def _length(what: str, name: str, values: Any) -> int:
+    """Returns the number of rows of something that should be an array."""
+    try:
+        return len(values)
+    except TypeError as e:
+        kind = type(values).__name__
+        raise TaskError(
+            f"{what}: {name} must be an array with a row for each example, found a {kind}."
+        ) from e
 
 
 class _Partition(NamedTuple):
@@ -358,6 +376,11 @@ class _Table:
                 f"{self.what}: column {name!r} has {int(wrong.sum())} {kind}, the first in row "
                 f"{int(np.argmax(wrong))}; drop these rows or fill in the values."
             )
+        # HDF5 and NumPy keep text as bytes, which differ from the same text.
+        if column.dtype == object and column.map(type).eq(bytes).any():
+            raise TaskError(
+                f"{self.what}: column {name!r} has bytes; make them text by .str.decode('utf-8')."
+            )
 
 
 def _check_ids(tables: Sequence[_Table]) -> None:
@@ -439,6 +462,12 @@ class _Target:
             raise TaskError(
                 f"target {name!r} has one value only, {self.classes[0]!r}: nothing to learn."
             )
+        if target_type is None and self.classes is not None:
+            if number > max(_FEW, len(column) / 2):
+                _warn(
+                    f"target {name!r} has {number} different values in {len(column)} rows and is "
+                    "treated as classes; if they are numbers, pd.to_numeric makes them so."
+                )
         # A loss of the caller's may take class numbers that are numbers already.
         self._whole = has_loss and target_type is None and types.is_integer_dtype(column)
 
@@ -713,7 +742,9 @@ class _Images:
                     # A palette may have a transparent colour.
                     clear = "transparency" in file.info
                     seen = file.convert("RGBA") if clear else file
-                    alpha = seen.getchannel("A") if "A" in seen.getbands() else None
+                    # The A of LAB is a colour.
+                    has_alpha = "A" in seen.getbands() and seen.mode != "LAB"
+                    alpha = seen.getchannel("A") if has_alpha else None
                     pixels = np.asarray(file.convert("L" if file.mode in _GREY else "RGB"))
             except TaskError:
                 raise

@@ -454,7 +454,8 @@ def split_by_id(
     """
     kept, held_out = {}, {}
     for name, rows in parts.items():
-        digest = hashlib.sha256(f"{purpose}/{name}".encode()).digest()
+        # Half a character has no UTF-8; `Task` refuses a client that is named by one.
+        digest = hashlib.sha256(f"{purpose}/{name}".encode(errors="surrogatepass")).digest()
         words = np.frombuffer(digest[:16], "<u4").tolist()
         # The small term is that of `split_train_test`.
         number = max(1, int((1 - fraction) * len(rows) + 1e-9))

@@ -453,6 +453,8 @@ def with_value(column, value, row=3):
             "target 'big' is beyond float32; scale it",
         ),
         (frame()[["who", "kind"]], {}, "df has no column of numbers beside user and target"),
+        (frame(who=[b"u", b"v"] * 12), {}, "column 'who' has bytes; make them text"),
+        (frame(kind=[b"u", b"v"] * 12), {}, "column 'kind' has bytes; make them text"),
         (frame().rename(columns={"b": 0}), {"id": 0}, "id: row 0 of df and row 5 of df both"),
         (
             pd.concat({"x": frame()}, axis=1),
@@ -508,11 +510,31 @@ def test_what_cannot_be_right_is_one_line(df, changes, says):
         (scipy.sparse.csr_matrix(np.eye(2)), list("ab"), list("pq"), r"give x.toarray\(\)"),
         ([[1, 2], [3]], list("ab"), list("pq"), "x is not an array: setting an array element"),
         (np.eye(2), pd.date_range("2020", periods=2), list("pq"), "make it a number or text"),
+        (np.eye(2), np.array([b"a", b"b"]), list("pq"), "column 'y' has bytes"),
+        (np.eye(2), list("ab"), ["p", "\ud800"], "half a character; rename it"),
+        (None, list("ab"), list("pq"), "x must be an array .*, found a NoneType"),
+        (np.eye(2), 3, list("pq"), "y must be an array .*, found a int"),
     ],
 )
 def test_arrays_that_cannot_be_right(x, y, users, says):
     with pytest.raises(DataError, match=says):
         tasks.from_arrays(x, y, users, model=dense(2))
+
+
+@pytest.mark.parametrize("tests", [(np.eye(2),), (np.eye(2), [0, 1], [0, 1], 1), {"x": 1, "y": 2}])
+def test_test_arrays_are_two_or_three(tests):
+    with pytest.raises(DataError, match=r"test_arrays must be \(x, y\) or \(x, y, users\)"):
+        tasks.from_arrays(np.eye(2), list("ab"), [0, 1], model=dense(2), test_arrays=tests)
+
+
+def test_a_colour_named_a_is_not_transparency(tmp_path):
+    Image.new("LAB", (4, 2)).save(tmp_path / "lab.tif")
+    df = frame(photo="lab.tif")
+    assert made(df, image="photo", image_dir=str(tmp_path)).train.examples(0).x.shape[1:] == (
+        2,
+        4,
+        3,
+    )
 
 
 def test_the_record_keeps_booleans_of_a_sparse_column():
@@ -546,6 +568,7 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
             "differ only in capitals or blanks are different users: 'Ann' and 'ann '",
         ),
         (frame(note=["x", "y"] * 12), "non-numeric columns are left out: note"),
+        (frame(kind=[f"0,{k}" for k in range(24)]), "'kind' has 24 different values in 24 rows"),
         (frame(b=["1", "2.5"] * 12), "feature 'b' is text, though every value reads as a number"),
     ],
 )
