@@ -124,6 +124,9 @@ def best_server_rates(
         and, if known, `loss`.
       higher_is_better: Whether higher values are better.
       title: Title of the figure.
+
+    Raises:
+      ValueError: If no rate is left.
     """
     lines = {}
     for method, group in points.groupby("method", sort=False):
@@ -133,6 +136,8 @@ def best_server_rates(
         best = best_over_seeds(group, ["client_learning_rate"], higher_is_better)
         best = best.sort_values("client_learning_rate")
         lines[method] = best.client_learning_rate, best.server_learning_rate, None
+    if all(not len(client_rates) for client_rates, _, _ in lines.values()):
+        raise ValueError("the best loss at every client rate is within 10 % of the worst loss.")
     figure = _settings_figure(lines, "client learning rate", "best server learning rate", title)
     figure.axes[0].set(xscale="log", yscale="log")
     return figures.fit(figure)

@@ -311,6 +311,11 @@ def test_best_server_rate_leaves_out_what_did_not_learn():
     np.testing.assert_allclose(drawn["m"][-1], [10, 1])
 
 
+def test_best_server_rates_of_models_that_did_not_learn_are_one_line():
+    with pytest.raises(ValueError, match=r"^the best loss at every client rate is within 10 % of"):
+        plots.best_server_rates(rates(rows=GRID).assign(loss=1.0))
+
+
 def test_tau_takes_the_best_of_the_other_settings_by_its_mean_over_seeds():
     rows = [
         # Each of the two settings has the best single run somewhere; means decide.
