@@ -363,14 +363,22 @@ def _of_items(tables: Any, column: str | None) -> str:
             "Several of these tables are of one task: name a folder of each to pool tasks."
         )
     elif len(tables) > 1 and len(methods) > 1:
-        means, better = comparison.over_tasks(tables, column)
-        parts.append(
-            "## Over all of these\n\nInterquartile mean of the scores, and the probability that a "
-            "run of the first method beats one of the second on a random task, with 95 % bootstrap "
-            "intervals. Both need scores that are comparable between tasks.\n\n"
-            f"{means.to_markdown(floatfmt='.4g')}\n\n{better.to_markdown(floatfmt='.3g')}"
-        )
+        parts.append(f"## Over all of these\n\n{_over_tasks(tables, column)}")
     return "\n\n".join([*parts, *_between(tables)])
+
+
+def _over_tasks(tables: Any, column: str | None) -> str:
+    """Returns the scores over all tasks, or why there are none."""
+    try:
+        means, better = comparison.over_tasks(tables, column)
+    except RunError as e:  # The tables stand without it.
+        return f"Not pooled. {e}"
+    return (
+        "Interquartile mean of the scores, and the probability that a run of the first method "
+        "beats one of the second on a random task, with 95 % bootstrap intervals. Both need scores "
+        "that are comparable between tasks.\n\n"
+        f"{means.to_markdown(floatfmt='.4g')}\n\n{better.to_markdown(floatfmt='.3g')}"
+    )
 
 
 def _between(tables: Any) -> list[str]:

@@ -467,11 +467,19 @@ def over_tasks(
       task; NaN if it is unknown on some task whether higher scores are better.
 
     Raises:
-      RunError: If a method does not have the same number of finite scores on every task.
+      RunError: If scores differ in scale or direction between tasks, or if a method does not have
+        the same number of finite scores on every task.
     """
+    columns = [c.column(column) for c in comparisons]
+    better = [c.better(column) for c in comparisons]
+    if {True, False} <= set(better) or len({one.get("scale", 1) for one in columns}) > 1:
+        told = ", ".join(dict.fromkeys(one["name"] for one in columns))
+        raise RunError(
+            f"Scores of several kinds have no common mean: {told}; name a column of one kind."
+        )
     methods = [row for row in comparisons[0].methods if all(row in c.methods for c in comparisons)]
     # float [tasks]
-    sign = np.array([{True: 1, False: -1, None: np.nan}[c.better(column)] for c in comparisons])
+    sign = np.array([{True: 1, False: -1, None: np.nan}[one] for one in better])
     scores, signed = {}, {}
     for row in methods:
         of_tasks = [[*c.values(column)[row].values()] for c in comparisons]
@@ -485,14 +493,14 @@ def over_tasks(
     for row, of_row in scores.items():
         found = statistics.interquartile_mean(of_row)
         means[names[row]] = found._asdict()
-    better = {
+    improved = {
         f"{names[one]} > {names[other]}": statistics.probability_of_improvement(
             signed[one], signed[other]
         )._asdict()
         for i, one in enumerate(methods)
         for other in methods[:i]
     }
-    return pd.DataFrame(means).T, pd.DataFrame(better).T
+    return pd.DataFrame(means).T, pd.DataFrame(improved).T
 
 
 def compare(

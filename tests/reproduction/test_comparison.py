@@ -17,7 +17,7 @@ from scipy import stats
 import reproduce
 import simulation
 import tasks
-from reproduction import board, comparison, items, latex, places, sweep
+from reproduction import board, compare, comparison, items, latex, places, sweep
 from simulation.errors import RunError
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.tff_algos import toy
@@ -371,6 +371,20 @@ def test_several_tasks_are_compared_as_in_rliable():
     fewer = by_hand({"fedavg": [1.0], "term": [2.0]})
     with pytest.raises(RunError, match="not have the same number"):
         comparison.over_tasks([one, fewer])
+
+
+def test_scores_of_several_kinds_have_no_common_mean():
+    one = by_hand({"fedavg": [1.0, 3.0], "term": [2.0, 4.0]})
+    of_loss = dataclasses.replace(one, columns=[{"name": "mse", "metric": "eval/mse"}])
+    fraction = dataclasses.replace(one, columns=[{**ACCURACY, "scale": 1}])
+    of_loss.runs["mse"] = 1.0
+    for other, names in ((of_loss, r"accuracy \(%\), mse"), (fraction, r"accuracy \(%\)")):
+        with pytest.raises(
+            RunError, match=f"have no common mean: {names}; name a column of one kind"
+        ):
+            comparison.over_tasks([one, other])
+        told = compare._over_tasks([one, other], None)
+        assert told.startswith("Not pooled. Scores of several kinds")
 
 
 ITEM = """
