@@ -12,6 +12,7 @@ import inspect
 import itertools
 import json
 import math
+import numbers
 import os
 import pathlib
 import re
@@ -551,8 +552,10 @@ def compare(
       RunError: If the table cannot be written. The runs are kept, and the same call reuses them.
       tasks.task.DataError: If data is missing or damaged.
     """
-    if max_minutes is not None and not 0 < max_minutes < math.inf:
-        raise HparamError(f"max_minutes={max_minutes} must be above 0.")
+    if max_minutes is not None and (
+        not isinstance(max_minutes, numbers.Real) or not 0 < max_minutes < math.inf
+    ):
+        raise HparamError(f"max_minutes={max_minutes!r} must be a finite number above 0.")
     objects = {"model": model} if model is not None else {}
     if isinstance(task, Task):
         objects["task"] = task
@@ -573,6 +576,7 @@ def compare(
         raise HparamError(f"algorithms={algorithms!r} must be a list: pass [{algorithms!r}].")
     if not named:
         raise HparamError("algorithms must name at least one method.")
+    _check_rows(named)
     given = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in settings.items()}
     rows, grid, left_out, requests = {}, {}, {}, []
     for row, own in named.items():
@@ -632,6 +636,21 @@ def compare(
         found = write(outcome, folder)
     command_line.say(f"The table is in {folder} (table.tex, results.csv, runs.csv).")
     return found
+
+
+def _check_rows(named: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuses rows that are not names with settings, and settings that all rows share."""
+    shared = {*_OF_COMPARE, "total_rounds"} - {"algorithm"}
+    for row, own in named.items():
+        if not isinstance(row, str) or not isinstance(own, Mapping):
+            raise HparamError(
+                f"algorithms: {row!r:.80} must be a method's name, or a row's name with a "
+                "dictionary of its settings."
+            )
+        for flag in sorted(shared & own.keys()):
+            raise HparamError(
+                f"algorithms: {row} cannot have its own {flag}, which all rows share."
+            )
 
 
 def _whole(value: Any) -> bool:

@@ -562,7 +562,8 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
             )
         else:  # Of `simulation.compare`.
             lines.append(
-                f"Fewer rounds than asked for ({reached}): repeat the call to do the rest."
+                f"Fewer rounds than asked for ({reached}). The same call does the rest, unless "
+                "stop_at ended these runs."
             )
     wide = max((c.get("last_rounds", 1) for c in setup.columns), default=1)
     if any((n + 1) // 2 < wide for _, n, _ in short):
