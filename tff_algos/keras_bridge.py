@@ -61,7 +61,10 @@ _SIXTEEN_BITS = (tf.float16, tf.bfloat16)
 # Part of the names of operations that draw by the seed.
 _DRAW = "draw_by_seed"
 # What `fit` and `evaluate` call, and no method does.
-_OWN_STEPS = ("train_step", "compute_loss", "test_step", "compute_metrics")
+_OWN_STEPS = (
+    *("fit", "make_train_function", "train_step", "compute_loss"),
+    *("test_step", "compute_metrics"),
+)
 
 
 @memory.without_collection()

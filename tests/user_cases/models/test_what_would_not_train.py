@@ -120,7 +120,10 @@ def test_weights_tied_between_layers_train_as_in_keras():
         np.testing.assert_allclose(ours, keras, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["train_step", "compute_loss", "test_step", "compute_metrics"])
+OWN_STEPS = ["fit", "make_train_function", "train_step", "compute_loss"]
+
+
+@pytest.mark.parametrize("method", [*OWN_STEPS, "test_step", "compute_metrics"])
 def test_a_models_own_steps_are_refused(method):
     own = type("Own", (K.Model,), {method: lambda self, *arguments, **named: None})
     x = K.Input([4])
