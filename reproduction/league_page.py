@@ -107,6 +107,11 @@ def _is_faster(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
     return record["area_rounds_low"] > baseline["area_rounds_high"]
 
 
+def _ends_higher(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
+    both = record["final_low"], baseline["final_high"]
+    return "" not in both and both[0] > both[1]
+
+
 def write(
     folder: pathlib.Path,
     records: Sequence[Mapping[str, Any]],
@@ -217,7 +222,7 @@ def _page(
     for track, title in (("tuned", "Test data"), ("untuned", "Without tuning")):
         some = [record for record in finals if record["track"] == track]
         if some:
-            yield from ("", f"## {title}", "", *_finals(some))
+            yield from (f"## {title}", "", *_finals(some))
     yield from (
         "## Files",
         "",
@@ -258,6 +263,10 @@ def _advice(
             if some:
                 names = ", ".join(_name(record["method"]) for record in some)
                 told.append(f"Ahead in {what} alone: {names}.")
+        higher = [r for r in ranked if _ends_higher(r, baseline)]
+        if higher:
+            names = ", ".join(_name(record["method"]) for record in higher)
+            told.append(f"Ahead in the final test metric, over fresh seeds: {names}.")
         return told
     names = ", ".join(_name(record["method"]) for record in ahead)
     told = [

@@ -212,6 +212,23 @@ def test_a_claim_needs_both_intervals(loss, is_better):
     assert told.startswith("No answer yet")
 
 
+def test_methods_that_end_above_the_baseline_on_test_data_are_named():
+    records, studies = _league(2.0)
+
+    def final(method, seed, value):
+        known = {"workload": "w", "track": "tuned", "method": method, "seed": seed}
+        return {**known, "accuracy": value, "worst tenth": 0.0}
+
+    def told(own):
+        values = {"fedavg": (0.5, 0.51, 0.49), "fedsam": own}
+        finals = [final(m, k, v) for m, some in values.items() for k, v in enumerate(some)]
+        methods = league_page.summary(records, studies, finals)
+        return league_page._advice(methods, ["w"], 3)[2:]
+
+    assert told((0.6, 0.61, 0.59)) == ["Ahead in the final test metric, over fresh seeds: FedSAM."]
+    assert told((0.6, 0.61, 0.4)) == [], "the intervals overlap"
+
+
 def test_final_scores_count_methods_with_all_seeds_of_the_baseline():
     def final(method, seed, value, track="tuned"):
         known = {"workload": "w", "track": track, "method": method, "seed": seed}
