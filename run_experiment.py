@@ -55,12 +55,12 @@ def main(arguments: list[str]) -> int:
 def _what_next(folder: str) -> str:
     """Returns what a run that has results ends with."""
     plot = ["-m", "reproduction.plots", "curves", folder, "--output=curves.png"]
-    compare = ["reproduce.py", "--compare", folder, "OTHER_RUN"]
+    compare = [*command_line.calling("reproduce.py"), "--compare", folder, "OTHER_RUN"]
     return "\n".join(
         [
             f"Results are in {shlex.quote(folder)}. Next:",
             command_line.to_try("plot:", [command_line.python(), *plot]),
-            command_line.to_try("compare:", [command_line.python(), *compare]),
+            command_line.to_try("compare:", compare),
             "  go on:    the same command with more --total_rounds",
         ]
     )

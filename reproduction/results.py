@@ -409,7 +409,8 @@ def what_next(
     is_own = setup.home.parent != PAPERS
     of_item = f"--items={setup.home}" if is_own else f"--paper={setup.paper}"
     parts = [of_item, f"--item={setup.item}", f"--setup={setup.name}", *places]
-    command = [command_line.python(), "reproduce.py", *parts]
+    reproduce = command_line.calling("reproduce.py")
+    command = [*reproduce, *parts]
     same = [] if len(ran) == len(setup.rows) else [f"--rows={','.join(ran)}"]
     other = next((row for row in setup.rows if row not in ran), None)
     tries = []
@@ -418,7 +419,7 @@ def what_next(
     if other is not None:
         tries.append(("another method:", [*command, f"--rows={other}"]))
     tries.append(("all columns:", [*command, *same, "--all_columns"]))
-    tries.append(("other tables:", [command_line.python(), "reproduce.py", "--list"]))
+    tries.append(("other tables:", [*reproduce, "--list"]))
     return [command_line.to_try(title, words, 19) for title, words in tries[:2]]
 
 

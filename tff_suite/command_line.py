@@ -152,6 +152,17 @@ def python() -> str:
     return "python" if path.startswith("..") else path
 
 
+def calling(program: str) -> list[str]:
+    """Returns how to call a program of the suite in a command that a message suggests.
+
+    Args:
+      program: Its file, such as `reproduce.py`. An installed suite is called by the module's name,
+        since the working folder does not have the file.
+    """
+    module = program.removesuffix(".py")
+    return [python(), *([program] if os.path.exists(program) else ["-m", module])]
+
+
 def to_try(title: str, arguments: Sequence[str], column: int = 12) -> str:
     r"""Returns a command that a user is told to try, as lines that can be pasted into a shell.
 

@@ -157,3 +157,9 @@ def test_paths_in_a_command_to_try_are_short_where_they_can_be(tmp_path, monkeyp
     words = ["a", str(tmp_path / "runs" / "one"), f"--root_output_dir={tmp_path}/runs", "/etc/x"]
     told = command_line.to_try("try:", words)
     assert told == "  try:      a runs/one --root_output_dir=runs /etc/x"
+
+
+def test_an_installed_program_is_called_by_its_module(tmp_path, monkeypatch):
+    assert command_line.calling("reproduce.py") == [command_line.python(), "reproduce.py"]
+    monkeypatch.chdir(tmp_path)
+    assert command_line.calling("reproduce.py") == [command_line.python(), "-m", "reproduce"]
