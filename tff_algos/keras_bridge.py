@@ -135,13 +135,13 @@ def from_keras(
     loss_reduction = _reduction(given, loss_reduction)
     if "loss" in metrics:
         raise ModelError("A metric must not be named 'loss': that is the training loss.")
-    graph, outputs_spec, mask_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
+    graph_def, outputs_spec, mask_spec = _refuse_stateful_ops(keras_model, layers, x_spec)
     y_spec = y_spec or _targets_of(given, outputs_spec)
     if examples is not None and _takes_classes(given):
         _refuse_fractions(examples[1])
     frozen = tuple(v.numpy() for v in keras_model.non_trainable_variables)
     apply = _functional(keras_model, layers, frozen)
-    if _has_own_gradients(graph, layers):
+    if _has_own_gradients(graph_def, layers):
         _refuse_lost_gradients(keras_model, apply, x_spec, examples)
     functions = {"loss": loss, **metrics}
     of_functions = _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions)
@@ -186,7 +186,7 @@ def from_keras(
         loss_reduction=loss_reduction,
         loss_scale=loss_scale,
         frozen_weights=frozen,
-        calls_python=_calls_python(graph) or _calls_python(of_functions),
+        calls_python=_calls_python(graph_def) or _calls_python(of_functions),
     )
 
 
@@ -800,18 +800,19 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
             "add them to the loss function."
         )
     _refuse_read_weights(keras_model, traced, "The model")
-    refuse_stateful_ops(traced.graph, {layer.name for layer in layers})
-    _refuse_draws_in_loops(traced.graph, {layer.name for layer in layers})
+    names, graph_def = {layer.name for layer in layers}, traced.graph.as_graph_def()
+    refuse_stateful_ops(traced.graph, names)
+    _refuse_draws_in_loops(graph_def, names)
     mask = masks[-1]
     mask_spec = None if mask is None else tf.TensorSpec(mask.shape, mask.dtype)
-    return traced.graph, tf.TensorSpec(outputs.shape, outputs.dtype), mask_spec
+    return graph_def, tf.TensorSpec(outputs.shape, outputs.dtype), mask_spec
 
 
-def _has_own_gradients(graph, layers):
+def _has_own_gradients(graph_def, layers):
     """Returns whether code of the user defines gradients; that of others passes weights to them."""
     names = {layer.name for layer in layers}
     own = {layer.name for layer in layers if not _is_of_others(type(layer))}
-    for node in _all_nodes(graph.as_graph_def()):
+    for node in _all_nodes(graph_def):
         # TensorFlow leaves the gradient's name at an operation without effect.
         if node.attr["_gradient_op_type"].s.startswith(b"CustomGradient"):
             path = [part for part in node.name.split("/") if part in names]
@@ -828,9 +829,9 @@ def _is_of_others(kind):
     return code_digests.is_suites(kind.__module__, path)
 
 
-def _refuse_draws_in_loops(graph, names):
+def _refuse_draws_in_loops(graph_def, names):
     """Refuses layers that draw by the seed within a loop, whose steps would all draw the same."""
-    for node in _nodes_in_loops(graph.as_graph_def()):
+    for node in _nodes_in_loops(graph_def):
         path = node.name.split("/")
         if _DRAW in path:
             layer = [node.name, *(part for part in path if part in names)][-1]
@@ -859,8 +860,8 @@ def _nodes_in_loops(graph_def):
             called += [a.func.name for a in attributes if a.func.name in bodies]
 
 
-def _calls_python(graph):
-    return any("PyFunc" in node.op for node in _all_nodes(graph.as_graph_def()))
+def _calls_python(graph_def):
+    return any("PyFunc" in node.op for node in _all_nodes(graph_def))
 
 
 def _all_nodes(graph_def):
@@ -932,7 +933,7 @@ def _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions):
       functions: Losses and metrics by name.
 
     Returns:
-      Their graph.
+      The definition of their graph.
     """
     targets, outputs = _shown(y_spec), _shown(outputs_spec)
 
@@ -969,7 +970,7 @@ def _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions):
                 f"{_what(name)} returns values {one.as_list()} for {sizes[0]} examples with "
                 f"targets {targets} and outputs {outputs}; it must return one value per example."
             )
-    return traced.graph
+    return traced.graph.as_graph_def()
 
 
 def _is_nan_of_nan(loss: Callable, y_spec: tf.TensorSpec, outputs_spec: tf.TensorSpec) -> bool:
