@@ -257,16 +257,16 @@ def _advice(
             "loss and in rounds to the target. Try FedAvg first, and tune both its rates."
         ]
         for what, some in (
-            ("rounds to the target", [r for r in ranked if _is_faster(r, baseline)]),
-            ("validation loss", [r for r in ranked if _is_surer(r)]),
+            ("rounds to the target alone", [r for r in ranked if _is_faster(r, baseline)]),
+            ("validation loss alone", [r for r in ranked if _is_surer(r)]),
+            (
+                "the final test metric, over fresh seeds",
+                [r for r in ranked if _ends_higher(r, baseline)],
+            ),
         ):
             if some:
                 names = ", ".join(_name(record["method"]) for record in some)
-                told.append(f"Ahead in {what} alone: {names}.")
-        higher = [r for r in ranked if _ends_higher(r, baseline)]
-        if higher:
-            names = ", ".join(_name(record["method"]) for record in higher)
-            told.append(f"Ahead in the final test metric, over fresh seeds: {names}.")
+                told.append(f"Ahead in {what}: {names}.")
         return told
     names = ", ".join(_name(record["method"]) for record in ahead)
     told = [
