@@ -330,8 +330,7 @@ def summarize(total: Any) -> collections.OrderedDict:
 
     Returns:
       `OrderedDict` of float32 scalars: the weighted mean of every training metric, then `COUNTS`.
-      Means are NaN if every client was dropped,
-      because a loss of 0 would look like the best one.
+      Means are NaN if every client was dropped, because a loss of 0 would look like the best one.
     """
     means = collections.OrderedDict(
         (name, value / weight) for name, (value, weight) in total["training"].items()
