@@ -6,6 +6,12 @@
 A case is a short run of the command on synthetic data. Its digest covers the tables, except times,
 and the last checkpoint's arrays, as a set so that fields may change their order. Bits are
 comparable only on one machine, since other processors sum in another order.
+
+With `--tolerance`, numbers of the tables are compared instead. So a GPU can be checked against the
+CPU beside it:
+
+    CUDA_VISIBLE_DEVICES=-1 python -m benchmarks.bits --apart --write=cpu.json
+    NVIDIA_TF32_OVERRIDE=0 python -m benchmarks.bits --apart --against=cpu.json --tolerance=1e-4
 """
 
 import contextlib
@@ -13,6 +19,7 @@ import csv
 import functools
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import pathlib
@@ -26,6 +33,7 @@ import tff_algos
 from simulation import runtimes
 from simulation.records import checkpoints
 from tff_suite import command_line, parser
+from tff_suite.hparams import HparamError
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("write", help="File to write the digests to.", path=True)
@@ -34,6 +42,12 @@ PARSER.flag(
 )
 PARSER.flag("only", help="Only cases with this in their name.", form="repeated")
 PARSER.flag("apart", False, "Training in one digest, other numbers as they are.")
+PARSER.flag(
+    "tolerance",
+    help="Most that a number of the tables may differ, relative to numbers above 1; needs --apart.",
+    type=float,
+    minimum=0,
+)
 PARSER.flag("processes", 2, "Cases at once.", minimum=1)
 
 if __name__ == "__main__":
@@ -186,6 +200,46 @@ def _failed(value):
     return isinstance(value, str) and value.startswith("exit code")
 
 
+def largest_difference(value: Any, wanted: Any) -> float:
+    """Returns the largest difference of two runs' numbers, relative to numbers above 1.
+
+    Args:
+      value: What `--apart` keeps of a run.
+      wanted: The same of another run.
+
+    Returns:
+      Infinity if a column, a row or a text differs, or if only one number is NaN.
+    """
+    a, b = value["others"], wanted["others"]
+    if a.keys() != b.keys():
+        return math.inf
+    return max((_difference(a[k], b[k]) for k in a), default=0.0)
+
+
+def _difference(a, b):
+    if a == b:
+        return 0.0
+    try:
+        x, y = float(a), float(b)
+    except ValueError:
+        return math.inf
+    if math.isnan(x) or math.isnan(y):
+        return 0.0 if math.isnan(x) and math.isnan(y) else math.inf
+    return abs(x - y) / max(1.0, abs(y))
+
+
+def _differs(value, wanted, tolerance):
+    if _failed(value):
+        return True
+    if tolerance is None:
+        return value != wanted
+    return largest_difference(value, wanted) > tolerance
+
+
+def _told(value):
+    return value["train"] if isinstance(value, dict) else value
+
+
 def _one(case, of_run):
     name, arguments = case
     return name, digest(arguments, of_run)
@@ -195,6 +249,8 @@ def _one(case, of_run):
 def main(arguments: list[str]) -> int:
     """Runs the cases and writes or compares their digests; returns the exit code."""
     options = PARSER.parse(arguments)
+    if options.tolerance is not None and not options.apart:
+        raise HparamError("--tolerance compares the numbers that --apart keeps; add --apart.")
     wanted = json.loads(pathlib.Path(options.against).read_text()) if options.against else {}
     chosen = {
         name: flags
@@ -210,16 +266,21 @@ def main(arguments: list[str]) -> int:
     with context.Pool(options.processes, maxtasksperchild=1) as pool:
         for name, value in pool.imap_unordered(one, chosen.items(), chunksize=1):
             found[name] = value
-            if _failed(value) or wanted.get(name, value) != value:
+            expected = wanted.get(name, value)
+            if _differs(value, expected, options.tolerance):
                 differ.append(name)
-            shown = value["train"] if isinstance(value, dict) else value
+            shown = _told(value)
+            if options.tolerance is not None and not _failed(value):
+                shown = f"{largest_difference(value, expected):.1e}"
             print(f"{len(found)}/{len(chosen)} {name}: {shown}", flush=True)
     if options.write:
         ended = {name: value for name, value in found.items() if not _failed(value)}
         text = json.dumps(dict(sorted(ended.items())), indent=1)
         pathlib.Path(options.write).write_text(text + "\n")
     for name in differ:
-        print(f"differs: {name}: {wanted.get(name)} -> {found[name]}", file=sys.stderr)
+        print(
+            f"differs: {name}: {_told(wanted.get(name))} -> {_told(found[name])}", file=sys.stderr
+        )
     return 1 if differ else 0
 
 

@@ -7,6 +7,7 @@ Sides:
     inputs are made during the round before.
   * `vectorized_chunks`: `vectorized` in chunks of 16 clients (`--clients_per_chunk`).
   * `per_client_serial`: `per_client` with one client at a time.
+  * `per_client_on_cpu`, `vectorized_on_cpu`: the same runtimes without the machine's GPUs.
   * `tff_worker`, `tff_worker_file`: TFF's `build_weighted_fed_avg` as shipped, in TFF's C++ worker,
     with the fastest loop over a client's data. The data are in memory or in a file.
   * `plain_tf`: code without a library: a `tf.function` per client, with one thread per core.
@@ -43,6 +44,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _OURS = ("per_client", "vectorized", "auto", "tff", "per_client_serial", "vectorized_chunks")
 _CHUNK = 16
+# Not among `SIDES`: without a GPU they are `per_client` and `vectorized`.
+_ON_CPU = "_on_cpu"
 SIDES = (
     *_OURS,
     "tff_worker",
@@ -86,6 +89,7 @@ def _our_rounds(runtime, workload):
     from simulation import runtimes
 
     runtimes.configure_threads()
+    runtimes.configure_gpus(None, False)
     process = tff_algos.build(
         "fedavg", pure_model(workload), client_learning_rate=workload.learning_rate
     )
@@ -338,8 +342,11 @@ def main(arguments: list[str]) -> int:
     """Runs the side that the command line names until standard input closes."""
     options = PARSER.parse(arguments)
     side = options.side
+    if side.endswith(_ON_CPU):
+        side = side.removesuffix(_ON_CPU)
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # Before TensorFlow is imported.
     if side not in SIDES:
-        raise HparamError(parser.said_of_unknown("side", side, SIDES))
+        raise HparamError(parser.said_of_unknown("side", options.side, SIDES))
     answers = protocol.take_over_output()
     if side in _OURS:
         from tff_suite import imports

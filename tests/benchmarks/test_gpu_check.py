@@ -74,12 +74,33 @@ class _Idle:
 
     def end(self):
         assert self.started
-        return 50.0, 300.0
+        return 50.0
 
 
 def test_a_task_is_measured_by_a_run_of_the_suite(monkeypatch):
     monkeypatch.setattr(gpu_check, "_Utilisation", _Idle)
+    monkeypatch.setattr(gpu_check, "_peak_memory", lambda: 300.0)
     monkeypatch.setitem(gpu_check._TASKS, "synthetic", (3, 10, 0.5))
-    line = gpu_check._measure("synthetic", None, 2).strip("| ").split(" | ")
-    assert line[:3] == ["synthetic", "vectorized", "3"] and line[5:] == ["0.5", "50", "300"]
-    assert float(line[3]) > 3 and float(line[4]) > 0
+    line = gpu_check._measure("synthetic", None, 2, "auto", "float32").strip("| ").split(" | ")
+    assert line[:4] == ["synthetic", "vectorized", "float32", "3"]
+    assert line[6:] == ["0.5", "50", "300"]
+    assert float(line[4]) > 3 and float(line[5]) > 0
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_resumed_run_is_compared_with_a_whole_one(same, monkeypatch):
+    trained = []
+
+    def alone(train, settings):
+        assert train is gpu_check._train and settings.pop("deterministic_ops")
+        trained.append(settings["total_rounds"])
+        weights = train({**settings, "seed": 1 if same else len(trained)})
+        # As in a process of its own: nothing of the run is left but its folder.
+        return [w.copy() for w in weights]
+
+    monkeypatch.setattr(gpu_check.harness, "alone", alone)
+    monkeypatch.setitem(gpu_check._TASKS, "synthetic", (3, 10, 0.5))
+    failures = []
+    line = gpu_check._check_resumption("synthetic", None, failures)
+    assert trained == [4, 2, 4]
+    assert ("same bits" in line, len(failures)) == ((True, 0) if same else (False, 1))
