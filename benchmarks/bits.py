@@ -242,7 +242,10 @@ def _told(value):
 
 def _one(case, of_run):
     name, arguments = case
-    return name, digest(arguments, of_run)
+    try:
+        return name, digest(arguments, of_run)
+    except Exception as e:  # Some of TensorFlow's can't be sent between processes.
+        return name, f"exit code 1: {e}"[:300]
 
 
 @command_line.reported

@@ -11,9 +11,10 @@ Run it in the environment of `make venv-gpu`, on either stack. It fails in any o
 - A run with `--deterministic_ops` ends with other bits if it is resumed in a new process.
 - A run ends with an error.
 
-Then it measures FedAvg's round on the tasks for which FLUTE's paper (Dimitriadis et al. 2022, arXiv
-2203.13789) gives seconds per round, in every precision. The data are synthetic, with the tasks'
-true shapes, so that nothing has to be downloaded. Pass `--data_dir` to use real data.
+Before these checks, which take minutes, it measures FedAvg's round on the tasks for which FLUTE's
+paper (Dimitriadis et al. 2022, arXiv 2203.13789) gives seconds per round, in every precision. The
+data are synthetic, with the tasks' true shapes, so that nothing has to be downloaded. Pass
+`--data_dir` to use real data.
 
 TensorFloat-32, TensorFlow's default for float32 products, is off when agreement is checked and on
 when time is measured.
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tff_suite import command_line, compat, parser
@@ -173,22 +174,21 @@ def too_new(gpus: Sequence[tf.config.PhysicalDevice]) -> list[str]:
     return lines
 
 
-def _check_agreement(failures: list[str]) -> list[str]:
-    """Returns lines for the report; adds to `failures` where the GPU does not agree."""
+def _check_agreement(failures: list[str]) -> Iterator[str]:
+    """Yields lines for the report; adds to `failures` where the GPU does not agree."""
     expected, found = _reference(), _weights_after_two_rounds()
-    lines = []
     for name in _AGREEMENT:
         for runtime in _RUNTIMES:
             keys = [k for k in found if k.startswith(f"{name} {runtime} ")]
             if not keys:
-                lines.append(f"| {name} | {runtime} | has no such form |")
+                yield f"| {name} | {runtime} | has no such form |"
                 continue
             # Compared with `tff` on the CPU: the LSTM has a vectorised form on the CPU only.
             of_cpu = [expected[k.replace(runtime, "per_client")] for k in keys]
             largest = max(
                 float(np.max(np.abs(found[k] - w))) for k, w in zip(keys, of_cpu, strict=True)
             )
-            lines.append(f"| {name} | {runtime} | {largest:.1e} |")
+            yield f"| {name} | {runtime} | {largest:.1e} |"
             within = (
                 np.allclose(found[k], w, rtol=_TOLERANCE, atol=_TOLERANCE)
                 for k, w in zip(keys, of_cpu, strict=True)
@@ -198,12 +198,10 @@ def _check_agreement(failures: list[str]) -> list[str]:
                     f"{name} in {runtime} differs from the CPU by {largest:.1e}, more than "
                     f"{_TOLERANCE:.0e}."
                 )
-    return lines
 
 
-def _check_no_loop_over_clients(failures: list[str]) -> list[str]:
-    """Returns lines for the report; adds to `failures` where a round loops over its clients."""
-    lines = []
+def _check_no_loop_over_clients(failures: list[str]) -> Iterator[str]:
+    """Yields lines for the report; adds to `failures` where a round loops over its clients."""
     for name in ("w1", "w4"):
         workload, process = _small(name)
         x, y = workload.clients[0]
@@ -213,13 +211,12 @@ def _check_no_loop_over_clients(failures: list[str]) -> list[str]:
 
         with runtimes.installed("vectorized"):
             counts = operations_by_clients(runtimes.bind(process), make_client)
-        lines.append(f"| {name} | {' | '.join(map(str, counts.values()))} |")
+        yield f"| {name} | {' | '.join(map(str, counts.values()))} |"
         if len(set(counts.values())) != 1:
             failures.append(
                 f"A round of {name} over a whole cohort loops over clients: operations by number "
                 f"of clients {counts}."
             )
-    return lines
 
 
 class _Utilisation(threading.Thread):
@@ -281,7 +278,7 @@ def _check_resumption(name: str, data_dir: str | None, failures: list[str]) -> s
             expected = run(whole, 4)
             run(parts, 2)
             resumed = run(parts, 4)
-        except Exception as e:  # Of any kind: the report goes on with the next run.
+        except Exception as e:  # Of any kind, as in `_report`.
             failures.append(f"{name} with --deterministic_ops: {_first_line(e)}")
             return f"| {name} | error |"
     if all(a.tobytes() == b.tobytes() for a, b in zip(expected, resumed, strict=True)):
@@ -355,26 +352,24 @@ def main(arguments: list[str]) -> int:
         print(f"warning: {line}", file=sys.stderr)
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
-    lines = [
+    failures: list[str] = []
+    with open(options.report, "w") as report:
+        for line in _report(options.rounds, options.data_dir, failures):
+            print(line, flush=True)
+            # At once: the checks take minutes, and a lent GPU may be taken back.
+            print(line, file=report, flush=True)
+    return 1 if failures else 0
+
+
+def _report(rounds: int, data_dir: str | None, failures: list[str]) -> Iterator[str]:
+    """Yields the lines of the report; adds to `failures`."""
+    yield from [
         "# On a GPU",
         "",
         f"{harness.machine()}; {runtimes.device_description()}; TensorFlow {tf.__version__} "
         f"({compat.stack()} stack).",
         "",
-    ]
-    failures: list[str] = []
-    lines += ["| workload | operations, 2 clients | 16 clients |", "| --- | --- | --- |"]
-    lines += _check_no_loop_over_clients(failures)
-    lines += ["", "Largest difference of weights from the CPU's, after two rounds:", ""]
-    lines += ["| workload | runtime | difference |", "| --- | --- | --- |"]
-    lines += _check_agreement(failures)
-    lines += ["", "Runs with `--deterministic_ops`, resumed in a new process:", ""]
-    lines += ["| task | result |", "| --- | --- |"]
-    lines += [_check_resumption(name, options.data_dir, failures) for name in _TASKS]
-    tf.config.experimental.enable_tensor_float_32_execution(True)
-    lines += [
-        "",
-        f"FedAvg, medians of {options.rounds} rounds; examples are the mean of a round, memory is "
+        f"FedAvg, medians of {rounds} rounds; examples are the mean of a round, memory is "
         "the most that tensors took on the GPU.",
         "",
         "| task | runtime | precision | clients | examples | s/round | FLUTE's | GPU busy % | "
@@ -384,16 +379,21 @@ def main(arguments: list[str]) -> int:
     for name in _TASKS:
         for form in _MEASURED:
             try:
-                lines.append(_measure(name, options.data_dir, options.rounds, *form))
-            except Exception as e:  # As above.
+                yield _measure(name, data_dir, rounds, *form)
+            except Exception as e:  # Of any kind: the report goes on with the next run.
                 failures.append(f"{name}, {', '.join(form)}: {_first_line(e)}")
-                continue
-            print(lines[-1], file=sys.stderr, flush=True)
-    text = "\n".join([*lines, "", *failures]).rstrip() + "\n"
-    with open(options.report, "w") as f:
-        f.write(text)
-    print(text)
-    return 1 if failures else 0
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    yield from ["", "| workload | operations, 2 clients | 16 clients |", "| --- | --- | --- |"]
+    yield from _check_no_loop_over_clients(failures)
+    yield from ["", "Largest difference of weights from the CPU's, after two rounds:", ""]
+    yield from ["| workload | runtime | difference |", "| --- | --- | --- |"]
+    yield from _check_agreement(failures)
+    yield from ["", "Runs with `--deterministic_ops`, resumed in a new process:", ""]
+    yield from ["| task | result |", "| --- | --- |"]
+    for name in _TASKS:
+        yield _check_resumption(name, data_dir, failures)
+    if failures:
+        yield from ["", *failures]
 
 
 if __name__ == "__main__":

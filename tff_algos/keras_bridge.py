@@ -869,6 +869,22 @@ def _all_nodes(graph_def):
     return itertools.chain(graph_def.node, *bodies)
 
 
+@contextlib.contextmanager
+def _without_tensor_float_32():
+    """Makes a GPU multiply float32 as such, where values are compared.
+
+    By TensorFlow's default it rounds factors to 11 bits. The kernel that does so depends on the
+    size of the batch, so that equal values would seem to differ.
+    """
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+@_without_tensor_float_32()
 def _refuse_lost_gradients(keras_model, apply, x_spec, examples):
     """Refuses gradients by `tf.custom_gradient` or `tf.recompute_grad` that leave out a weight.
 
@@ -1034,6 +1050,7 @@ def _shown(spec):
     return str(spec.shape.as_list())
 
 
+@_without_tensor_float_32()
 def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples):
     """Refuses functions whose value for an example depends on the rest of the batch.
 

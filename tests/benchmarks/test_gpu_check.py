@@ -87,6 +87,28 @@ def test_a_task_is_measured_by_a_run_of_the_suite(monkeypatch):
     assert float(line[4]) > 3 and float(line[5]) > 0
 
 
+def test_the_report_goes_on_after_a_failure(monkeypatch):
+    def measure(name, *rest):
+        if name == "cifar100_image":
+            raise RuntimeError("out of memory\nmore")
+        return f"| {name} |"
+
+    def agreement(failures):
+        failures.append("w1 differs")
+        yield "| w1 |"
+
+    monkeypatch.setattr(gpu_check, "_measure", measure)
+    monkeypatch.setattr(gpu_check, "_check_no_loop_over_clients", lambda failures: ["| none |"])
+    monkeypatch.setattr(gpu_check, "_check_agreement", agreement)
+    monkeypatch.setattr(gpu_check, "_check_resumption", lambda name, *rest: f"| {name} same |")
+    failures = []
+    lines = list(gpu_check._report(2, None, failures))
+    assert "| shakespeare_character |" in lines and "| cifar100_image same |" in lines
+    assert len(failures) == len(gpu_check._MEASURED) + 1
+    assert failures[0] == "cifar100_image, auto, float32: RuntimeError: out of memory"
+    assert lines[-1] == "w1 differs" and "out of memory" in lines[-2]
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_a_resumed_run_is_compared_with_a_whole_one(same, monkeypatch):
     trained = []

@@ -427,6 +427,28 @@ def broadcast(y, outputs):
     return tf.square(tf.cast(y, tf.float32) - outputs)
 
 
+@pytest.fixture
+def tensor_float_32():
+    before = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(True)
+    yield
+    tf.config.experimental.enable_tensor_float_32_execution(before)
+
+
+@pytest.mark.usefixtures("tensor_float_32")
+def test_mixed_examples_are_looked_for_in_full_float32():
+    seen, enabled = [], tf.config.experimental.tensor_float_32_execution_enabled
+
+    def loss(y, outputs):
+        if tf.executing_eagerly():
+            seen.append(enabled())
+        return tf.keras.losses.sparse_categorical_crossentropy(y, outputs)
+
+    tff_algos.from_keras(normalized(), loss=loss)
+    assert False in seen  # Other checks compare no values.
+    assert enabled()
+
+
 def among_others(y, outputs):
     return tf.nn.softmax(outputs[:, 0] + tf.cast(y, tf.float32))
 
