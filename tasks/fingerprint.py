@@ -63,7 +63,8 @@ def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
         arrays |= {"y of the central test": task.central_test.y}
     for name, array in arrays.items():
         files |= dict.fromkeys(task_lib.files(array))
-        constants[name] = _digest([] if task_lib.files(array) else [array])
+        in_files = task_lib.files(array)
+        constants[name] = _digest(task_lib.place_in_files(array) if in_files else [array])
     # Clients and files first: differences are reported in this order.
     digests |= _of_files(sorted(files), trust_cache) | constants
     return digests | _of_tasks_files(task.files, trust_cache)

@@ -131,6 +131,20 @@ def files(data: Any) -> tuple[str, ...]:
     return tuple(getattr(data, "files", ()))
 
 
+def place_in_files(array: Any) -> Sequence[np.ndarray]:
+    """Returns which part of its files an array is, as arrays; nothing if it is not a memory map.
+
+    Two slices of one file are different data, though the file is the same.
+    """
+    if not isinstance(array, np.memmap) or not files(array):
+        return ()
+    whole: Any = array
+    while isinstance(whole.base, np.memmap):
+        whole = whole.base
+    begins = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    return np.array([whole.offset + begins, *array.shape, *array.strides]), array[:0]
+
+
 def held_in_memory(data: FederatedData, index: int) -> Sequence[np.ndarray]:
     """Returns the arrays in memory that, with the data's files, make up a client's examples.
 
@@ -203,10 +217,14 @@ class ArrayFederatedData:
         return Examples(self._transform(x) if self._transform else x, self._y[rows])
 
     def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
-        """See `tasks.task.held_in_memory`; for an array in a file, the client's row numbers."""
-        rows = self._rows[index]
-        arrays = zip((self._x, self._y), self._in_files, strict=True)
-        return [rows if in_files else array[rows] for array, in_files in arrays]
+        """See `tasks.task.held_in_memory`.
+
+        For an array in a file, these are its place in the file and the client's row numbers.
+        """
+        rows, held = self._rows[index], []
+        for array, in_files in zip((self._x, self._y), self._in_files, strict=True):
+            held += [*place_in_files(array), rows] if in_files else [array[rows]]
+        return held
 
 
 def _as_array(values: Any) -> Any:

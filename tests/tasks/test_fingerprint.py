@@ -350,6 +350,34 @@ def test_data_of_users_classes_are_read_through_their_examples():
     assert fingerprint.differences(before, now) == ["client 'b' of train"]
 
 
+@pytest.mark.parametrize("part", ["train", "central_test"])
+@pytest.mark.parametrize("rows", [slice(1, 7), slice(5, None, -1), slice(0, 12, 2)])
+def test_another_slice_of_a_memory_map_is_other_data(tmp_path, part, rows):
+    np.save(tmp_path / "x.npy", np.arange(24, dtype=np.float32).reshape(12, 2))
+    y = np.arange(6) % 2
+
+    def digests(rows):
+        x = np.load(tmp_path / "x.npy", mmap_mode="r")
+        own = {"train": x[:6], "central_test": x[:6]} | {part: x[rows]}
+        return fingerprint.of_task(
+            task.Task(
+                name="of_mine",
+                train=task.ArrayFederatedData(own["train"], y, [np.arange(6)]),
+                test=None,
+                central_test=task.Examples(own["central_test"], y),
+                keras_model_fn=None,
+                loss="mse",
+                metrics={},
+                primary_metric="loss",
+                higher_is_better=False,
+            )
+        )
+
+    assert digests(slice(6)) == digests(slice(0, 6))
+    (differing,) = fingerprint.differences(digests(slice(6)), digests(rows))
+    assert differing == ("client '0' of train" if part == "train" else "x of the central test")
+
+
 def _digest_of(path):
     (digest,) = fingerprint._of_files([str(path)], True).values()
     return digest
