@@ -33,6 +33,7 @@ from simulation import assembly, model_identity, runtimes, task_models
 from simulation.experiment_flags import Request
 from simulation.records import outputs
 from tasks import fingerprint
+from tasks import task as task_lib
 from tasks.task import Task
 from tff_suite import code_digests, imports, specs
 from tff_suite.errors import FedError
@@ -201,6 +202,8 @@ def of_task(
         for name in sorted(task.metrics):
             describer.look(f"metric {name}", task.metrics[name])
         describer.tell("loss reduction", task.loss_reduction or "as the loss says")
+        for part in ("train", "test", "validation"):
+            _look_at_reading(describer, part, getattr(task, part))
         if own_model is None:
             made_by = task.keras_model_fn
             describer.look("model function", getattr(made_by, "__wrapped__", made_by))
@@ -217,6 +220,16 @@ def of_task(
     if task is not None and data is not None:
         more["data"] = {"digest": fingerprint.whole(data), **_counts(task)}
     return _joined(found, more)
+
+
+def _look_at_reading(describer: code_digests.Describer, part: str, data: Any) -> None:
+    """Inspects how data make examples of what their digest covers, such as bytes of pixels."""
+    transform = getattr(data, "transform", None)
+    if transform is not None:
+        describer.look(f"transform of {part}", transform)
+    covers_examples = not (task_lib.files(data) or hasattr(data, "held_in_memory"))
+    if data is not None and not covers_examples and describer.is_users(type(data)):
+        describer.look(f"class of {part}", type(data))
 
 
 def _draws_anew(

@@ -163,6 +163,7 @@ class ArrayFederatedData:
 
     Attributes:
       files: See the function of this name.
+      transform: As given.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class ArrayFederatedData:
         self._rows = _checked_rows(rows, number, self.client_ids)
         self._x = x
         self._y = y
-        self._transform = transform
+        self.transform = transform
         self.files = files(x) + files(y)
         self._in_files = bool(files(x)), bool(files(y))
         self.sizes = np.array([len(r) for r in self._rows], np.int64)
@@ -214,7 +215,7 @@ class ArrayFederatedData:
         """Returns all examples of the client at `index`."""
         rows = self._rows[index]
         x = self._x[rows]
-        return Examples(self._transform(x) if self._transform else x, self._y[rows])
+        return Examples(self.transform(x) if self.transform else x, self._y[rows])
 
     def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
         """See `tasks.task.held_in_memory`.

@@ -21,7 +21,7 @@ import tff_algos
 from reproduction import changes, items, places, run_folders
 from simulation import experiment_flags, identity
 from simulation.errors import ChangedError
-from tasks.task import ArrayFederatedData, Task
+from tasks.task import ArrayFederatedData, Examples, Task
 from tests import copy_of_suite
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def load(*, data_dir, seed, use_synthetic_data):
     """Loads it."""
     import tensorflow as tf
 
-    from tasks.task import ArrayFederatedData, Task
+    from tasks.task import ArrayFederatedData, Examples, Task
 
     folder = os.path.dirname(os.path.abspath(__file__))
     table = np.loadtxt(f"{folder}/rows.csv", delimiter=",", dtype=np.float32)
@@ -546,6 +546,26 @@ def test_files_of_a_task_in_python(tmp_path):
     path.write_text("a b d")
     with pytest.raises(ChangedError, match=r"the task's file words.txt"):
         in_python(tmp_path, own_task(cross_entropy, files=[path]))
+
+
+def test_data_that_make_other_examples_of_the_same_bytes(tmp_path):
+    x, y = np.arange(36, dtype=np.uint8).reshape(12, 3), np.arange(12) % 2
+    rows = np.split(np.arange(12), 3)
+
+    def pixels(by):
+        return ArrayFederatedData(x, y, rows, transform=lambda x: x / np.float32(by))
+
+    class Rescaled(ArrayFederatedData):
+        def examples(self, index):
+            own = super().examples(index)
+            return Examples(own.x / np.float32(255), own.y)
+
+    in_python(tmp_path, own_task(cross_entropy, train=pixels(255)))
+    in_python(tmp_path, own_task(cross_entropy, train=pixels(255)))
+    with pytest.raises(ChangedError, match="transform of train: by 255 → 127"):
+        in_python(tmp_path, own_task(cross_entropy, train=pixels(127)))
+    with pytest.raises(ChangedError, match="class of train is new"):
+        in_python(tmp_path, own_task(cross_entropy, train=Rescaled(x, y, rows)))
 
 
 # Sweeps.
