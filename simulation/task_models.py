@@ -8,6 +8,7 @@ import numpy as np
 
 import tff_algos
 from simulation.errors import RunError
+from tasks import task as task_lib
 from tasks.task import ElementwiseFn, FederatedData, Task
 
 
@@ -42,7 +43,7 @@ def build(
     """
     import tensorflow as tf
 
-    x, y = task.train.examples(0)[:2]
+    x, y = task.train.examples(task_lib.first_with_examples(task.train))
     try:
         for name, values in (("inputs", x), ("targets", y)):
             if not isinstance(values, np.ndarray):

@@ -53,13 +53,16 @@ class Examples(_Examples):
     __slots__ = ()
 
     def __new__(cls, x: Any, y: Any) -> "Examples":
-        """Makes a pair of arrays or array-like objects; nothing is read or converted.
+        """Makes a pair of arrays or array-like objects.
+
+        Lists, tensors and tables of pandas's become arrays; nothing else is read or converted.
 
         Raises:
           ValueError: If both have a length and the lengths differ. Also if one is sparse or has
-            masked values.
+            masked values, or is a list of rows of unequal length.
         """
         require_plain("Examples", {"x": x, "y": y})
+        x, y = _as_array("x", x), _as_array("y", y)
         n, m = _length(x), _length(y)
         if n != m and n is not None and m is not None:
             raise TaskError(f"Examples: x has {n} rows but y has {m}; give one row per example.")
@@ -158,6 +161,27 @@ def held_in_memory(data: FederatedData, index: int) -> Sequence[np.ndarray]:
     return () if files(data) else data.examples(index)
 
 
+def read(data: FederatedData, index: int) -> Examples:
+    """Returns a client's examples after checking their number.
+
+    Raises:
+      DataError: If it is not the client's size.
+    """
+    examples = data.examples(index)
+    number, size = len(examples.y), int(data.sizes[index])
+    if number != size:
+        raise DataError(
+            f"client {data.client_ids[index]!r} has {number} examples, but its size is {size}; "
+            "sizes must match what examples returns."
+        )
+    return examples
+
+
+def first_with_examples(data: FederatedData) -> int:
+    """Returns the index of the first client with examples; 0 if no client has any."""
+    return int(np.argmax(np.asarray(data.sizes) > 0))
+
+
 class ArrayFederatedData:
     """Federated data held as one array per feature, with a list of rows for each client.
 
@@ -190,8 +214,8 @@ class ArrayFederatedData:
           ValueError: If `x` and `y` differ in length, or rows are not one list per client of whole
             numbers from 0 to n - 1. Also if ids are missing values or not one per client.
         """
-        x, y = _as_array(x), _as_array(y)
-        number = _length(Examples(x, y).y)
+        x, y = Examples(x, y)
+        number = _length(y)
         if number is None or _length(x) is None:
             raise TaskError("x and y must be arrays with a row for each example.")
         if isinstance(rows, Mapping):
@@ -228,13 +252,18 @@ class ArrayFederatedData:
         return held
 
 
-def _as_array(values: Any) -> Any:
+def _as_array(name: str, values: Any) -> Any:
     """Returns something that can be indexed by rows; arrays stay unchanged, even those in files."""
     if hasattr(values, "to_numpy"):
         # Rows of a table of pandas's go by its index, which need not be in order.
         return values.to_numpy()
     # Tensors take no array as an index.
-    return np.asarray(values) if isinstance(values, list) or hasattr(values, "numpy") else values
+    if not isinstance(values, list) and not hasattr(values, "numpy"):
+        return values
+    try:
+        return np.asarray(values)
+    except ValueError as e:
+        raise TaskError(f"{name} is not an array: {e}") from e
 
 
 def is_missing(value: Any) -> bool:
@@ -491,7 +520,13 @@ def _check_data(part: str, data: Any) -> _Form | None:
         return None
     # The client that costs least to read.
     client = int(held[np.argmin(sizes[held])])
-    x, y = data.examples(client)[:2]
+    examples = data.examples(client)
+    if not isinstance(examples, Examples):
+        raise TaskError(
+            f"examples of {part} must return a tasks.task.Examples, found a {_kind(examples)}; "
+            "write Examples(x, y)."
+        )
+    x, y = examples
     name, size = data.client_ids[client], int(sizes[client])
     for of, values in (("inputs", x), ("targets", y)):
         if _length(values) not in (size, None):
@@ -507,6 +542,12 @@ _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 
 def _check_ids(part: str, data: Any) -> None:
     ids = list(data.client_ids)
+    # A series of pandas's is indexed by its labels.
+    if not hasattr(data.client_ids, "__getitem__") or hasattr(data.client_ids, "to_numpy"):
+        raise TaskError(
+            f"client_ids of {part} must be a list, found a {_kind(data.client_ids)}; write "
+            "list(client_ids)."
+        )
     if np.ndim(data.sizes) != 1 or len(ids) != len(data.sizes):
         raise TaskError(f"{part} has {len(ids)} client_ids of {np.size(data.sizes)} clients.")
     # What clients keep, and what is told of them, goes by their ids.

@@ -14,6 +14,7 @@ from simulation.records.client_states import ClientStates
 from simulation.rounds import cohorts, randomness, staged
 from simulation.rounds.one_program import RunMethod
 from tasks import missing
+from tasks import task as task_lib
 from tasks.models import losses
 from tasks.task import FederatedData, Task
 from tff_suite.hparams import HparamError
@@ -400,7 +401,7 @@ def with_classes(
 
 def _class_metrics(task: Task, number: int) -> dict[str, Callable]:
     """Returns the accuracy on each of the classes, by name."""
-    y = task.train.examples(0).y
+    y = task.train.examples(task_lib.first_with_examples(task.train)).y
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise HparamError(
             f"--evaluate_classes is not used with --task={task.name}, whose examples have no class."

@@ -10,6 +10,7 @@ import numpy as np
 import tff_algos
 from simulation.protocol import Chunk
 from simulation.rounds import randomness
+from tasks import task as task_lib
 from tasks.task import DataError, Examples, FederatedData
 from tff_algos.registry import RoundPlan
 
@@ -26,7 +27,7 @@ class FirstExamples:
 
     def examples(self, index: int) -> Examples:
         """Returns the examples of the client at `index`."""
-        examples = self._data.examples(index)
+        examples = task_lib.read(self._data, index)
         return Examples(examples.x[: self._most], examples.y[: self._most])
 
 
@@ -41,16 +42,20 @@ class _AsModelTakes:
     def __init__(self, data, model):
         self._data, self._model = data, model
         self.client_ids, self.sizes = data.client_ids, data.sizes
-        self._shapes = [values.shape[1:] for values in data.examples(0)[:2]]
+        self._first = task_lib.first_with_examples(data)
+        self._like = Examples(*(values[:0] for values in data.examples(self._first)))
 
     def examples(self, index: int) -> Examples:
-        examples = self._data.examples(index)
-        for what, values, shape in zip(("inputs", "targets"), examples, self._shapes, strict=True):
-            if len(values) and values.shape[1:] != shape:
+        examples = task_lib.read(self._data, index)
+        if not len(examples.y):
+            # Of no examples neither shape nor type is known.
+            examples = self._like
+        for what, values, like in zip(("inputs", "targets"), examples, self._like, strict=True):
+            if values.shape[1:] != like.shape[1:]:
                 raise DataError(
                     f"client {self.client_ids[index]} has {what} of shape "
-                    f"{list(values.shape[1:])}, and client {self.client_ids[0]} of shape "
-                    f"{list(shape)}; pad them all to the same length."
+                    f"{list(values.shape[1:])}, and client {self.client_ids[self._first]} of shape "
+                    f"{list(like.shape[1:])}; pad them all to the same length."
                 )
         x = self._cast(index, "inputs", examples.x, self._model.x_spec)
         y = self._cast(index, "targets", examples.y, self._model.y_spec)
@@ -72,9 +77,9 @@ def as_model_takes(data: FederatedData, model: "tff_algos.Model") -> FederatedDa
     """Returns clients' data in the form that the model takes.
 
     Numbers are converted to the model's width, e.g. from float64 to float32; for the shape of
-    targets see `targets_as_model_takes`. Reading a client raises a `DataError` if the shape of its
-    examples differs from the first client's. So it does for another kind of numbers than the
-    model's, and for numbers beyond the range of its integers.
+    targets see `targets_as_model_takes`. Reading a client raises a `DataError` if their number is
+    not its size, or if their shape differs from that of the first client with examples. So it does
+    for another kind of numbers than the model's, and for numbers beyond the range of its integers.
 
     Args:
       data: The data of at least one client.

@@ -43,7 +43,7 @@ class _Rows:
     def examples(self, index: int) -> Examples:
         """Returns the examples of the client at `index`."""
         client = self._clients[index]
-        examples, rows = self._data.examples(client), self._rows(client)
+        examples, rows = task_lib.read(self._data, client), self._rows(client)
         return examples if rows is None else Examples(examples.x[rows], examples.y[rows])
 
 

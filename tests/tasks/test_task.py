@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse
+import tensorflow as tf
 
 import tasks
 from tasks import prepare
@@ -75,3 +76,43 @@ def test_arrays_that_are_not_what_they_hold_are_refused(make):
     with pytest.raises(ValueError, match=r"Examples: x is sparse; give x.toarray\(\)"):
         make(scipy.sparse.csr_matrix(x), y)
     make(np.ma.masked_less(x, 0), y)  # Nothing is masked.
+
+
+def _own_data(client_ids=("a", "b"), given=Examples):
+    class Own:
+        sizes = np.array([2, 1])
+
+        def examples(self, index):
+            size = int(self.sizes[index])
+            return given(np.ones((size, 3), np.float32), np.zeros(size, np.int32))
+
+    own = Own()
+    own.client_ids = client_ids
+    return own
+
+
+def _task_of(train, **parts):
+    return Task("mine", train, None, None, None, "mse", {}, "loss", higher_is_better=False, **parts)
+
+
+def test_examples_of_lists_and_tensors_are_arrays():
+    for x, y in (
+        ([[1.0, 2.0], [3.0, 4.0]], [0, 1]),
+        (tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([0, 1])),
+        (pd.DataFrame({"a": [1.0, 3.0], "b": [2.0, 4.0]}, [7, 5]), pd.Series([0, 1], [7, 5])),
+    ):
+        examples = Examples(x, y)
+        assert isinstance(examples.x, np.ndarray) and isinstance(examples.y, np.ndarray)
+        np.testing.assert_array_equal(examples.x, [[1, 2], [3, 4]])
+        np.testing.assert_array_equal(examples.y, [0, 1])
+    with pytest.raises(ValueError, match="x is not an array"):
+        Examples([[1.0], [2.0, 3.0]], [0, 1])
+
+
+def test_data_of_ones_own_that_break_the_protocol_are_refused():
+    _task_of(_own_data())
+    with pytest.raises(ValueError, match=r"found a tuple; write Examples\(x, y\)"):
+        _task_of(_own_data(given=lambda x, y: (x, y)))
+    for ids in ({"a": 0, "b": 1}.keys(), pd.Series(["a", "b"], [1, 0])):
+        with pytest.raises(ValueError, match=r"client_ids of train must be a list, found a"):
+            _task_of(_own_data(ids))

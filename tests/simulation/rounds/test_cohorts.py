@@ -283,3 +283,41 @@ def test_clients_whose_examples_differ_in_shape_are_told(what):
     says = rf"^client b has {what} of shape \[5\], and client a of shape \[4\]; pad them all"
     with pytest.raises(DataError, match=says):
         data.examples(2)
+
+
+class Own:
+    """Data of one's own: a client's examples may be none, or others than its size says."""
+
+    def __init__(self, sizes, *examples):
+        self.client_ids, self.sizes = [str(k) for k in range(len(sizes))], np.array(sizes)
+        self._examples = examples
+
+    def examples(self, index):
+        return Examples(*self._examples[index])
+
+
+def _some(number):
+    return np.ones((number, 4), np.float32), np.zeros(number, np.int32)
+
+
+def test_clients_without_examples_need_no_shape_or_type():
+    none = np.array([]), np.array([])
+    model = _model(np.float32, [])
+    for examples in ((none, _some(2)), (_some(2), none)):
+        sizes = [len(y) for _, y in examples]
+        data = cohorts.as_model_takes(Own(sizes, *examples), model)
+        (without,) = np.flatnonzero(np.array(sizes) == 0)
+        read = data.examples(int(without))
+        assert read.x.shape == (0, 4) and read.y.dtype == np.float32
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_size_that_is_not_the_number_of_examples_is_told(size):
+    data = Own([2, size], _some(2), _some(3))
+    says = f"client '1' has 3 examples, but its size is {size}"
+    for read in (
+        cohorts.as_model_takes(data, _model(np.float32, [])),
+        cohorts.first_examples(data, 4),
+    ):
+        with pytest.raises(DataError, match=says):
+            read.examples(1)
