@@ -723,7 +723,7 @@ class _Images:
 
         table.require(self._name, "image")
         images: np.ndarray | None = None
-        transparent = []
+        transparent, of_several = [], []
         for row, path in enumerate(table.values(self._name)):
             place = f"{table.what}: column {self._name!r}, row {row}"
             if not isinstance(path, str | os.PathLike):
@@ -746,9 +746,11 @@ class _Images:
                     has_alpha = "A" in seen.getbands() and seen.mode != "LAB"
                     alpha = seen.getchannel("A") if has_alpha else None
                     pixels = np.asarray(file.convert("L" if file.mode in _GREY else "RGB"))
+                    several = getattr(file, "is_animated", False)
             except TaskError:
                 raise
-            except (OSError, ValueError, Image.DecompressionBombError) as e:
+            # Pillow does not say what its decoders raise.
+            except Exception as e:
                 raise TaskError(f"{place}: {path} cannot be read as an image: {e}") from e
             pixels = pixels.reshape(*pixels.shape[:2], -1)
             self._shape = self._shape or pixels.shape
@@ -766,6 +768,13 @@ class _Images:
             images[row] = pixels
             if alpha is not None and np.asarray(alpha).min() < 255:
                 transparent.append(os.path.basename(path))
+            if several:
+                of_several.append(os.path.basename(path))
+        if of_several:
+            _warn(
+                f"{table.what}: {len(of_several)} images have several frames or pages, of which "
+                f"only the first is used: {_some(of_several)}."
+            )
         if transparent:
             _warn(
                 f"{table.what}: {len(transparent)} images have transparent pixels, whose hidden "

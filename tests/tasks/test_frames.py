@@ -292,6 +292,27 @@ def test_a_transparent_colour_of_a_palette_is_said(tmp_path):
         tasks.from_frame(frame(file="seen.png"), model=dense(3), **given)
 
 
+@pytest.mark.parametrize("ending", ["gif", "tiff"])
+def test_frames_and_pages_that_are_not_used_are_said(tmp_path, ending):
+    pages = [Image.new("L", (3, 4), grey) for grey in (0, 100, 200)]
+    pages[0].save(tmp_path / f"seen.{ending}", save_all=True, append_images=pages[1:])
+    given = {"user": "who", "target": "kind", "image": "file", "image_dir": str(tmp_path)}
+    with pytest.warns(RuntimeWarning, match="24 images have several frames or pages, .* seen"):
+        task = tasks.from_frame(frame(file=f"seen.{ending}"), model=dense(3), **given)
+    assert not task.train.examples(0).x.any()
+
+
+def test_whatever_a_decoder_raises_is_one_line(tmp_path, monkeypatch):
+    Image.new("L", (3, 4)).save(tmp_path / "odd.png")
+
+    def convert(*_):
+        raise NotImplementedError("Unimplemented pixel format 0")
+
+    monkeypatch.setattr(Image.Image, "convert", convert)
+    with pytest.raises(ValueError, match="odd.png cannot be read as an image: Unimplemented"):
+        made(frame(file="odd.png"), image="file", image_dir=str(tmp_path))
+
+
 def test_an_image_too_large_for_pillow_is_one_line(tmp_path, monkeypatch):
     Image.new("L", (30, 40)).save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
