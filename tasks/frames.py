@@ -241,7 +241,10 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
         raise TaskError(f"{what} differ in rows: {told}; give one row per example in each.")
     for name, values in columns.items():
         if np.ndim(values) != 1:
-            raise TaskError(f"{what}: {name} must be flat, found shape {list(np.shape(values))}.")
+            raise TaskError(
+                f"{what}: {name} must be flat, found shape {list(np.shape(values))}; take ravel() "
+                "of one column, argmax(axis=1) of one-hot rows."
+            )
     # By place: pandas would go by the index of a column.
     try:
         frame = pd.DataFrame({name: pd.Series(values).array for name, values in columns.items()})
@@ -379,7 +382,8 @@ class _Table:
         # HDF5 and NumPy keep text as bytes, which differ from the same text.
         if column.dtype == object and column.map(type).eq(bytes).any():
             raise TaskError(
-                f"{self.what}: column {name!r} has bytes; make them text by .str.decode('utf-8')."
+                f"{self.what}: column {name!r} has bytes; make them text, by "
+                "[value.decode() for value in column]."
             )
 
 
@@ -525,11 +529,11 @@ def _codes(table: _Table, name: str, values: Sequence[Any]) -> np.ndarray:
     """Returns the position of each of a column's values, int32 `[n]`."""
     place = {value: k for k, value in enumerate(values)}
     found = table.frame[name].tolist()
-    unknown = sorted({str(v) for v in found if v not in place})
+    unknown = sorted({repr(v) for v in found if v not in place})
     if unknown:
         raise TaskError(
-            f"{table.what}: column {name!r} has {_some(unknown)}, which the training table lacks; "
-            "remove these rows."
+            f"{table.what}: column {name!r} has {_some(unknown)}, which the training table lacks "
+            f"(it has {_some(list(map(repr, values)))}); remove these rows, or write them as there."
         )
     return np.array([place[v] for v in found], np.int32)
 
@@ -810,7 +814,10 @@ class _Arrays:
         """Returns the inputs unchanged."""
         x = table.x
         if x.dtype.kind not in "biuf":
-            raise TaskError(f"{table.what}: x must be numbers, found {x.dtype}.")
+            raise TaskError(
+                f"{table.what}: x must be numbers, found {x.dtype}; if it holds numbers, "
+                "x.astype('float32') makes them so."
+            )
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             finite = np.isfinite(x.reshape(len(x), -1)).all(1)
             raise TaskError(

@@ -309,7 +309,7 @@ def test_whatever_a_decoder_raises_is_one_line(tmp_path, monkeypatch):
         raise NotImplementedError("Unimplemented pixel format 0")
 
     monkeypatch.setattr(Image.Image, "convert", convert)
-    with pytest.raises(ValueError, match="odd.png cannot be read as an image: Unimplemented"):
+    with pytest.raises(ValueError, match=r"odd\.png cannot be read as an image: Unimplemented"):
         made(frame(file="odd.png"), image="file", image_dir=str(tmp_path))
 
 
@@ -427,7 +427,7 @@ def with_value(column, value, row=3):
         (
             None,
             {"test_frame": frame().replace({"kind": {"cat": "ant"}})},
-            "test_frame: column 'kind' has ant, which the training table lacks",
+            r"test_frame: column 'kind' has 'ant', which the training table lacks \(it has 'cat', ",
         ),
         (None, {"validation": frame().drop(columns="who")}, "validation must have the column of u"),
         (frame()[:0], {}, "df has no rows"),
@@ -474,7 +474,11 @@ def with_value(column, value, row=3):
             "target 'big' is beyond float32; scale it",
         ),
         (frame()[["who", "kind"]], {}, "df has no column of numbers beside user and target"),
-        (frame(who=[b"u", b"v"] * 12), {}, "column 'who' has bytes; make them text"),
+        (
+            frame(who=[b"u", b"v"] * 12),
+            {},
+            r"column 'who' has bytes; make them text, by \[value.decode",
+        ),
         (frame(kind=[b"u", b"v"] * 12), {}, "column 'kind' has bytes; make them text"),
         (frame().rename(columns={"b": 0}), {"id": 0}, "id: row 0 of df and row 5 of df both"),
         (
@@ -523,9 +527,9 @@ def test_what_cannot_be_right_is_one_line(df, changes, says):
     [
         (np.zeros((3, 2)), list("aab"), list("pq"), "3 in x, 3 in y, 2 in users; give one row"),
         (np.zeros((3, 2)), list("ab"), None, "3 in x, 2 in y"),
-        (np.array([["x"], ["y"]]), list("ab"), list("pq"), "x must be numbers, found <U1"),
+        (np.array([["x"], ["y"]]), list("ab"), list("pq"), r"found <U1; .* x.astype\('float32'\)"),
         (np.array([[0], [NAN]]), list("ab"), list("pq"), "x has 1 rows .* the first is row 1"),
-        (np.zeros((2, 2)), np.eye(2), list("pq"), r"y must be flat, found shape \[2, 2\]"),
+        (np.zeros((2, 2)), np.eye(2), list("pq"), r"shape \[2, 2\]; .* argmax\(axis=1\)"),
         (np.eye(2) * 1e300, list("ab"), list("pq"), "x holds numbers beyond float32; scale them"),
         (np.ma.masked_less(np.eye(2), 1), list("ab"), list("pq"), "x has masked values; drop or"),
         (scipy.sparse.csr_matrix(np.eye(2)), list("ab"), list("pq"), r"give x.toarray\(\)"),
