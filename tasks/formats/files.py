@@ -5,6 +5,7 @@ A reader finds its files with `find`. It opens and decodes them inside `reading`
 trust any number that a file announces. None of this needs TensorFlow.
 """
 
+import collections
 import contextlib
 import difflib
 import gzip
@@ -294,9 +295,19 @@ def json_of(text: str | bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-      ValueError: If it is not JSON. NaN and infinities, which Python would accept, are refused.
+      ValueError: If it is not JSON. NaN, infinities and objects that have a key twice, which Python
+        would accept, are refused.
     """
-    return json.loads(text, parse_constant=_refuse_constant)
+    return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        # The first value would be lost.
+        twice = collections.Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"an object with the key {twice!r:.80} twice")
+    return found
 
 
 def _refuse_constant(name: str) -> None:

@@ -291,6 +291,21 @@ def test_users_and_data_that_do_not_fit_are_refused(tmp_path, name, change):
         _load(name, tmp_path)
 
 
+def test_a_user_whose_examples_are_in_a_file_twice_is_refused(tmp_path):
+    published_files.write_leaf(tmp_path, "femnist", "all")
+    with _changed(tmp_path, "all_data") as content:
+        user = content["users"][0]
+    (path,) = tmp_path.rglob("*.json")
+    # What comes first would be lost: json keeps the last of two equal keys.
+    start = f'"user_data": {{{json.dumps(user)}: '
+    text = path.read_text()
+    assert start in text
+    again = start + '{"x": [[0.0]], "y": [0]}, ' + start.removeprefix('"user_data": {')
+    path.write_text(text.replace(start, again))
+    with pytest.raises(DataError, match=f"an object with the key '{user}' twice"):
+        _load("femnist", tmp_path)
+
+
 def _prepare(name, folder):
     return tasks.get(name).prepare_fn()(str(folder), str(folder))
 
