@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -379,8 +379,17 @@ class _Table:
                 f"{self.what}: column {name!r} has {int(wrong.sum())} {kind}, the first in row "
                 f"{int(np.argmax(wrong))}; drop these rows or fill in the values."
             )
+        if column.dtype != object:
+            return
+        single = column.map(lambda value: isinstance(value, Hashable)).to_numpy(bool)
+        if not single.all():
+            row = int(np.argmin(single))
+            raise TaskError(
+                f"{self.what}: column {name!r} has a {type(column.iloc[row]).__name__} in row "
+                f"{row}; it must have one text or number in each row."
+            )
         # HDF5 and NumPy keep text as bytes, which differ from the same text.
-        if column.dtype == object and column.map(type).eq(bytes).any():
+        if column.map(type).eq(bytes).any():
             raise TaskError(
                 f"{self.what}: column {name!r} has bytes; make them text, by "
                 "[value.decode() for value in column]."

@@ -475,6 +475,13 @@ def with_value(column, value, row=3):
         ),
         (frame()[["who", "kind"]], {}, "df has no column of numbers beside user and target"),
         (
+            frame(kind=[[0, 1], [1, 0]] * 12),
+            {},
+            "column 'kind' has a list in row 0; it mu",
+        ),
+        (frame(who=[np.array([1, 2])] * 24), {}, "column 'who' has a ndarray in row 0"),
+        (frame(key=[[k] for k in range(24)]), {"id": "key"}, "column 'key' has a list in row 0"),
+        (
             frame(who=[b"u", b"v"] * 12),
             {},
             r"column 'who' has bytes; make them text, by \[value.decode",
