@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from simulation.rounds import randomness
+from tasks import missing
 from tasks import task as task_lib
 from tasks.task import Examples, FederatedData, Task
 from tff_suite.hparams import HparamError
@@ -80,6 +81,17 @@ def split(task: Task, settings: Mapping[str, Any]) -> Task:
     of_client = np.minimum(np.floor(fraction * sizes + 0.5), np.maximum(sizes - 1, 0))
     of_client = of_client.astype(np.int64)
     of_client[held_out] = sizes[held_out]
+    empty = "Remove clients without examples from the task, or change --seed."
+    if share and not of_client.sum():
+        raise HparamError(
+            f"--validation_clients={share} holds out "
+            f"{missing.clients([ids[k] for k in held_out])}, without examples. {empty}"
+        )
+    if share and not sizes[training].any():
+        raise HparamError(
+            f"--validation_clients={share} leaves {missing.clients([ids[k] for k in training])} to "
+            f"train, without examples. {empty}"
+        )
     if not of_client.sum():
         raise HparamError(
             f"--validation_fraction={fraction} holds out nothing: clients have at most "

@@ -114,6 +114,18 @@ def test_refusals(given, says):
         validation.split(numbered(), given)
 
 
+@pytest.mark.parametrize("is_held_out", [True, False])
+def test_clients_without_examples_are_not_all_that_is_held_out_or_left(is_held_out):
+    whole, given = numbered(), settings(clients=0.5)
+    (drawn,) = randomness.held_out_clients(given["seed"], ["c0", "c1"], 1)
+    empty = drawn if is_held_out else 1 - drawn
+    rows = [[] if k == empty else [0, 1, 2] for k in range(2)]
+    data = ArrayFederatedData(*whole.train.examples(1), rows, ["c0", "c1"])
+    says = "holds out" if is_held_out else "leaves"
+    with pytest.raises(HparamError, match=rf"=0.5 {says} 1 client \(c{empty}\).* without examples"):
+        validation.split(dataclasses.replace(whole, train=data), given)
+
+
 def test_a_tasks_own_validation_is_not_split_twice():
     task = dataclasses.replace(numbered(), validation=numbered().train)
     assert validation.split(task, settings()) is task
