@@ -385,7 +385,8 @@ def of_model(clients: Sequence[Any], model: Any, round_num: int) -> list[ClientD
       round_num: The round, from 0.
 
     Raises:
-      ValueError: If `from_dataset` refuses a dataset, or numbers or targets do not fit.
+      ValueError: If `from_dataset` refuses a dataset, a client is a pair or list of arrays, or
+        numbers or targets do not fit.
     """
     # Once for all clients: TensorFlow takes microseconds for each of these.
     dtypes = tuple(np.dtype(spec.dtype.as_numpy_dtype) for spec in (model.x_spec, model.y_spec))
@@ -410,6 +411,11 @@ def _of_model(data, dtypes, target, y_spec, round_num, place):
     if not isinstance(data, ClientData) and hasattr(data, "as_numpy_iterator"):
         data = from_dataset(data, dropout_seed=(round_num, place))
     if not isinstance(data, ClientData):
+        if isinstance(data, tuple | list | np.ndarray):
+            raise ValueError(
+                f"Client {place} is a {type(data).__name__}; give "
+                "batch_client(x, y, batch_size=...) or a tf.data.Dataset of batches."
+            )
         return data
     changed = {}
     for name, wanted in zip(("x", "y"), dtypes, strict=True):

@@ -306,6 +306,12 @@ def test_targets_that_do_not_fit_name_the_cure(y, spec, says):
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize("gather", [tuple, list, lambda arrays: list(zip(*arrays, strict=True))])
+def test_arrays_in_place_of_a_client_name_the_cure(gather):
+    with pytest.raises(ValueError, match=r"Client 0 is a (tuple|list); give batch_client\(x, y, "):
+        of_model([gather(examples(4))], _OfTargets(tf.TensorSpec([None])), 0)
+
+
 @pytest.mark.parametrize("stacked", [False, True])
 def test_masked_out_step_changes_nothing(stacked):
     x, y = examples(4)
