@@ -224,7 +224,8 @@ def load(
             id=id,
             target_type=None if target_type == "auto" else target_type,
             test=test_fraction,
-            test_frame=test_path and read("--table_test_path", _place(test_path, data_dir)),
+            test_frame=test_path
+            and read("--table_test_path", _place(test_path, data_dir), texts=_texts(frame)),
             standardize=standardize,
             partition=None if partition == "user" else partition,
             seed=partition_seed,
@@ -250,7 +251,12 @@ def _place(path: str, data_dir: str | None) -> str:
 
 
 def _read(
-    flag: str, path: str, as_written: Sequence[str], target: str, target_type: str
+    flag: str,
+    path: str,
+    as_written: Sequence[str],
+    target: str,
+    target_type: str,
+    texts: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Reads a CSV file.
 
@@ -260,6 +266,7 @@ def _read(
       as_written: Columns whose values stay text, even `007` and `NA`; an empty value is missing.
       target: Column of targets; categories stay text, too, but `NA` is missing.
       target_type: As the setting.
+      texts: Further columns whose values stay text, even `007`, but `NA` is missing.
 
     Raises:
       DataError: If it cannot be read.
@@ -276,7 +283,7 @@ def _read(
         text = pd.read_csv(
             path,
             index_col=False,
-            usecols={*as_written, target}.__contains__,
+            usecols={*as_written, target, *texts}.__contains__,
             dtype=str,
             keep_default_na=False,
             na_values=[""],
@@ -305,6 +312,7 @@ def _read(
     if twice:
         raise DataError(f"{flag}={path} has two columns named {twice[0]!r}; rename one.")
     own = {str(column): text[column] for column in text if column in as_written}
+    own |= {c: text[c].where(frame[c].notna()) for c in texts if c in text and c not in own}
     if target in text and target not in own:
         written = text[target].where(frame[target].notna())
         if target_type == "category":
@@ -314,6 +322,11 @@ def _read(
     frame = frame.assign(**own)
     frame.attrs[frames.NAME] = path
     return frame
+
+
+def _texts(frame: pd.DataFrame) -> list[str]:
+    """Returns the columns of a table that hold text."""
+    return [c for c in frame if any(isinstance(value, str) for value in frame[c])]
 
 
 def _refuse_other_separators(flag: str, path: str, header: pd.Series) -> None:

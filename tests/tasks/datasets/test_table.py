@@ -181,6 +181,21 @@ def test_what_may_be_meant_otherwise_is_said(here, capsys):
     assert capsys.readouterr().err.startswith("warning: target 'b' has 5 different whole numbers")
 
 
+def test_codes_of_a_test_table_are_text_where_the_training_table_has_text(here):
+    train = pd.DataFrame(
+        {"who": list("abc") * 8, "code": ["01", "A1", "7"] * 8, "kind": ["x", "02", "3"] * 8}
+    )
+    train.to_csv("codes.csv", index=False)
+    # Alone, these columns read as numbers.
+    train[train["code"] != "A1"].replace({"kind": {"x": "02"}}).to_csv("tests.csv", index=False)
+    own = {"path": "codes.csv", "user": "who", "target": "kind", "features": "code"}
+    task = tasks.load("table", test_path="tests.csv", **own)
+    assert task.encoding["classes"] == ["02", "3", "x"]
+    assert task.central_test.y.tolist() == [0, 1] * 8
+    at = task.encoding["categories"]["code"].index
+    assert task.central_test.x.argmax(1).tolist() == [at("01"), at("7")] * 8
+
+
 @pytest.mark.parametrize("test_path", [None, "table.csv"])
 def test_codes_of_classes_are_kept_as_written(here, capsys, test_path):
     own = {"path": "table.csv", "user": "who", "target": "code", "features": "a,b"}
