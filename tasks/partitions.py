@@ -34,7 +34,7 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
       Name of each user, as text → rows; users in ascending order.
 
     Raises:
-      ValueError: If a user is missing, or users have several types.
+      ValueError: If a user is missing or is bytes, or users have several types.
     """
     rows: dict[Any, list[int]] = {}
     values = users.tolist() if hasattr(users, "tolist") else list(users)
@@ -46,6 +46,11 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
             raise ValueError(
                 f"{len(missing)} of {len(values)} rows have no user, the first in row "
                 f"{min(missing)}; drop these rows or name their user."
+            )
+        if any(isinstance(user, bytes) for user in rows):
+            # As text, b"ann" would be "b'ann'", another client than "ann".
+            raise ValueError(
+                "users are bytes; make them text, by [user.decode() for user in users]."
             )
         found = {str(user): np.array(rows[user], np.int64) for user in sorted(rows)}
     except TypeError as error:
@@ -518,8 +523,9 @@ def _classes(labels: np.ndarray) -> np.ndarray:
     """Returns labels as an array `[n]`, after checking that every row has one.
 
     Raises:
-      ValueError: If they have another shape, or one is missing.
+      ValueError: If they have another shape, or one is missing or masked.
     """
+    task.require_plain("partition", {"labels": labels})
     labels = np.asarray(labels)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]

@@ -437,5 +437,12 @@ def test_labels_that_are_missing_or_no_labels_are_refused(assign):
         labels[5] = missing
         with pytest.raises(ValueError, match="1 of 12 labels are missing values"):
             assign(labels)
+    with pytest.raises(ValueError, match="labels has masked values; drop or fill them"):
+        assign(np.ma.masked_array(whole, np.arange(12) == 5))
     with pytest.raises(ValueError, match=r"found shape \[12, 2\]; of one-hot rows take argmax"):
         assign(np.eye(2)[whole])
+
+
+def test_users_that_are_bytes_are_refused():
+    with pytest.raises(ValueError, match=r"users are bytes; make them text, by \[user.decode"):
+        partitions.by_user(np.array([b"ann", b"bob", b"ann"]))
