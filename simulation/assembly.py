@@ -63,6 +63,7 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
         raise
     if look_at is not None:
         look_at(whole, model.keras_model)
+    cohorts.check_bytes(task)
     train = cohorts.as_model_takes(train, model.model)
     if not settings["evaluate_test"]:
         task = dataclasses.replace(task, test=None, central_test=None)

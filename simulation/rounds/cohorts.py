@@ -11,7 +11,7 @@ import tff_algos
 from simulation.protocol import Chunk
 from simulation.rounds import randomness
 from tasks import task as task_lib
-from tasks.task import DataError, Examples, FederatedData
+from tasks.task import DataError, Examples, FederatedData, Task
 from tff_algos.registry import RoundPlan
 
 
@@ -57,6 +57,8 @@ class _AsModelTakes:
                     f"{list(values.shape[1:])}, and client {self.client_ids[self._first]} of shape "
                     f"{list(like.shape[1:])}; pad them all to the same length."
                 )
+        of, first = f"client {self.client_ids[index]}", f"client {self.client_ids[self._first]}"
+        _refuse_bytes_beside_floats(of, examples.x, first, self._like.x)
         x = self._cast(index, "inputs", examples.x, self._model.x_spec)
         y = self._cast(index, "targets", examples.y, self._model.y_spec)
         return Examples(x, targets_as_model_takes(y, self._model))
@@ -71,6 +73,35 @@ class _AsModelTakes:
         if wanted.kind in "iu" and not np.array_equal(cast, values):
             raise DataError(f"client {client} has {what} that do not fit into {wanted}.")
         return cast
+
+
+def check_bytes(task: Task) -> None:
+    """Refuses tests or validation examples of bytes where training has floats, and vice versa.
+
+    Raises:
+      DataError: If so. Only the first client with examples of each part is read.
+    """
+
+    def inputs(data):
+        return data.examples(task_lib.first_with_examples(data)).x
+
+    train = inputs(task.train)
+    for part in ("test", "validation"):
+        data = getattr(task, part)
+        if data is not None and np.any(data.sizes):
+            _refuse_bytes_beside_floats(part, inputs(data), "train", train)
+    if task.central_test is not None:
+        _refuse_bytes_beside_floats("central_test", task.central_test.x, "train", train)
+
+
+def _refuse_bytes_beside_floats(of, x, of_other, other):
+    # Pixels up to 255 beside pixels up to 1, for instance.
+    dtypes = np.dtype(x.dtype), np.dtype(other.dtype)
+    if np.uint8 in dtypes and any(dtype.kind == "f" for dtype in dtypes):
+        raise DataError(
+            f"{of} has inputs of {x.dtype}, and {of_other} of {other.dtype}; scale bytes as the "
+            "others, or convert them with astype."
+        )
 
 
 def as_model_takes(data: FederatedData, model: "tff_algos.Model") -> FederatedData:

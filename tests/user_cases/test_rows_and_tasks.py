@@ -156,7 +156,7 @@ class Federated:
         self.client_ids, self.sizes, self._x, self._y = ids, sizes, x, y
 
     def examples(self, index):
-        return self._x[: self.sizes[index]], self._y[: self.sizes[index]]
+        return Examples(self._x[: self.sizes[index]], self._y[: self.sizes[index]])
 
 
 class OneNumber(tf.keras.losses.Loss):

@@ -321,3 +321,33 @@ def test_a_size_that_is_not_the_number_of_examples_is_told(size):
     ):
         with pytest.raises(DataError, match=says):
             read.examples(1)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_clients_of_bytes_beside_clients_of_floats_are_told(swap):
+    # As matplotlib reads JPEG files, and PNG files.
+    examples = [(_some(2)[0].astype(np.uint8), _some(2)[1]), _some(2)]
+    data = cohorts.as_model_takes(
+        Own([2, 2], *(examples[::-1] if swap else examples)), _model(np.float32, [])
+    )
+    data.examples(0)
+    with pytest.raises(DataError, match=r"client 1 has inputs of .*; scale bytes as the others"):
+        data.examples(1)
+
+
+def test_tests_of_bytes_beside_training_examples_of_floats_are_told():
+    x, y = np.ones((4, 3), np.uint8), np.arange(4)
+    rows = [[], [0, 1, 2, 3]]
+    scaled = ArrayFederatedData(x, y, rows, transform=lambda x: x / np.float32(255))
+    as_read = ArrayFederatedData(x, y, rows)
+
+    def parts(train, **others):
+        none = {"test": None, "validation": None, "central_test": None}
+        return types.SimpleNamespace(**{"train": train, **none, **others})
+
+    alike = {"test": as_read, "validation": as_read, "central_test": Examples(x, y)}
+    cohorts.check_bytes(parts(as_read, **alike))
+    cohorts.check_bytes(parts(scaled, central_test=Examples(x.astype(np.int64), y)))
+    for part, data in alike.items():
+        with pytest.raises(DataError, match=f"{part} has inputs of uint8, and train of float32"):
+            cohorts.check_bytes(parts(scaled, **{part: data}))
