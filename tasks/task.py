@@ -168,6 +168,7 @@ def read(data: FederatedData, index: int) -> Examples:
       DataError: If it is not the client's size.
     """
     examples = data.examples(index)
+    examples = Examples(examples.x, examples.y)
     number, size = len(examples.y), int(data.sizes[index])
     if number != size:
         raise DataError(
@@ -521,12 +522,12 @@ def _check_data(part: str, data: Any) -> _Form | None:
     # The client that costs least to read.
     client = int(held[np.argmin(sizes[held])])
     examples = data.examples(client)
-    if not isinstance(examples, Examples):
+    if not (hasattr(examples, "x") and hasattr(examples, "y")):
         raise TaskError(
             f"examples of {part} must return a tasks.task.Examples, found a {_kind(examples)}; "
             "write Examples(x, y)."
         )
-    x, y = examples
+    x, y = Examples(examples.x, examples.y)
     name, size = data.client_ids[client], int(sizes[client])
     for of, values in (("inputs", x), ("targets", y)):
         if _length(values) not in (size, None):
