@@ -468,9 +468,11 @@ def over_tasks(
       task; NaN if it is unknown on some task whether higher scores are better.
 
     Raises:
-      RunError: If scores differ in scale or direction between tasks, or if a method does not have
-        the same number of finite scores on every task.
+      RunError: If there are no comparisons, if scores differ in scale or direction between tasks,
+        or if a method does not have the same number of finite scores on every task.
     """
+    if not comparisons:
+        raise RunError("There is nothing to compare: pass a list with a comparison for each task.")
     columns = [c.column(column) for c in comparisons]
     better = [c.better(column) for c in comparisons]
     if {True, False} <= set(better) or len({one.get("scale", 1) for one in columns}) > 1:

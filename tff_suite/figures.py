@@ -10,6 +10,7 @@ import contextlib
 import functools
 import io
 import itertools
+import numbers
 import os
 import re
 import warnings
@@ -303,7 +304,7 @@ def fit(figure: Figure, width: float | None = None) -> Figure:
 
     Args:
       figure: The figure.
-      width: Width of the figure in inches, for a column of a paper. Panels then share that width in
+      width: Inches of the figure, 2 to 20, for a column of a paper. Panels then share that width in
         their usual proportions, and the figure's title is left to the caption. Where there is too
         little space, tick labels are thinned and texts with the `gid` `OPTIONAL` are removed.
 
@@ -311,11 +312,13 @@ def fit(figure: Figure, width: float | None = None) -> Figure:
       The figure.
 
     Raises:
-      ValueError: If something drawn leaves no space for the panels; `NoRoomError` if the figure
-        does not fit `width`.
+      ValueError: If something drawn leaves no space for the panels, or `width` is invalid;
+        `NoRoomError` if the figure does not fit `width`.
     """
     if width is not None:
-        return _placed(figure, width)
+        if not isinstance(width, numbers.Real) or not 2 <= width <= 20:
+            raise ValueError(f"width={width!r} must be a number of inches, 2 to 20, such as 3.25.")
+        return _placed(figure, float(width))
     inner = np.array(_wanted.get(figure, _PANEL))
     shape = np.ones(2, int)
     with look(), _must_be_laid_out():

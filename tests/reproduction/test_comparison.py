@@ -379,6 +379,8 @@ def test_several_tasks_are_compared_as_in_rliable():
     fewer = by_hand({"fedavg": [1.0], "term": [2.0]})
     with pytest.raises(RunError, match="not have the same number"):
         comparison.over_tasks([one, fewer])
+    with pytest.raises(RunError, match="nothing to compare: pass a list"):
+        comparison.over_tasks([])
 
 
 def test_scores_of_several_kinds_have_no_common_mean():

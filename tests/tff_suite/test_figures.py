@@ -65,6 +65,12 @@ def test_long_words_are_broken_and_nothing_leaves_the_canvas():
     assert canvas.hidden(figures.fit(figure)) == []
 
 
+@pytest.mark.parametrize("width", ["3", True, 0, -3, np.nan, 1e6])
+def test_a_width_that_is_no_number_of_inches_is_refused(width):
+    with pytest.raises(ValueError, match="must be a number of inches, 2 to 20"):
+        figures.fit(labelled(), width)
+
+
 @pytest.mark.parametrize("columns", [2, 3, 4])
 def test_a_long_title_ends_before_the_legend(columns):
     """Panels that share their labels are so near each other that its lines would reach it."""
