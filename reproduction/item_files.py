@@ -19,6 +19,7 @@ from reproduction.setups import (
     PAPERS,
     REQUIRED,
     SEEDS,
+    TAKEN,
     ReproduceError,
     Row,
     Setup,
@@ -247,6 +248,8 @@ def _checked(where, home, fields):  # noqa: C901
     for name in columns:
         if columns.count(name) > 1:
             refuse(f"columns: {name} is there twice; give each column its own name.")
+        if name in TAKEN or any(name in flags for flags in fields.get("grid", {}).values()):
+            refuse(f"columns: runs.csv has its own {name}; give the column another name.")
     for column in fields.get("columns", ()):
         if {"best", "last_rounds"} <= column.keys():
             refuse(f"columns.{column['name']}: set best or last_rounds, not both.")

@@ -407,6 +407,11 @@ FIELDS: Mapping[str, Field] = {
 }
 # What a file must set.
 REQUIRED = ("title", "rounds", "seeds", "rows", "columns")
+# Columns of runs.csv and of a comparison's table, which a set-up's own column would replace.
+TAKEN = (
+    *("row", "seed", "rounds", "selection", "seconds_per_round", "device", "commit"),
+    *("method_version", "task_version", "chosen", "run", "method", "seeds"),
+)
 # Flags that every run gets from `seeds`, so that rows and grids cannot set them.
 SEEDS = ("seed", "client_datasets_random_seed")
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import reproduce
-from reproduction import columns, drawing, items, results, score, study, sweep
+from reproduction import columns, drawing, items, results, score, setups, study, sweep
 from simulation import experiment_flags
 from simulation.records import outputs
 
@@ -268,6 +268,7 @@ def test_results_have_the_versions_of_their_runs(runs):
     assert "version" not in results.format_table(records, SETUP), "no setting"
     grid = results.grid_records(runs, SETUP, chosen)
     assert [r["method_version"] for r in grid] == [run.seed for run in runs]
+    assert grid[0].keys() - {"acc", *runs[0].point} <= {*setups.TAKEN}, "no column hides another"
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,12 @@ def test_final_runs_tell_that_their_points_were_chosen_by_test_data(tmp_path):
         ({"top": 'columns = [{ name = "a", metric = "eval/loss" }, '
                  '{ name = "a", metric = "eval/accuracy" }]'},
          "columns: a is there twice"),
+        ({"top": 'columns = [{ name = "seconds_per_round", metric = "time/round_seconds" }]'},
+         "columns: runs.csv has its own seconds_per_round; give the column another name"),
+        ({"top": 'columns = [{ name = "client_learning_rate", metric = "eval/loss" }]\n'
+                 f"{selected_by('train/loss')}",
+          "tables": GRID},
+         "columns: runs.csv has its own client_learning_rate"),
         ({"top": 'columns = [{ name = "a", metric = "eval/loss", best = "max", last_rounds = 1 }]'},
          "columns.a: set best or last_rounds, not both"),
         ({"top": 'columns = [{ name = "a", metric = "eval/loss", offset = inf }]'},
