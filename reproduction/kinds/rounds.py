@@ -31,7 +31,8 @@ def curves(
     """Draws values over rounds: one line per method, the mean over seeds, and a band around it.
 
     The band is one sample standard deviation over seeds (ddof 1) on either side; a single seed has
-    no band. A line ends with the shortest run among its seeds.
+    no band. A line has the rounds in which all of its seeds have a value, so it ends with the
+    shortest run among them.
 
     A second panel enlarges the second half of the rounds if most lines are much closer together
     there than all lines are over all rounds. The legend names the lines that leave it. More than
@@ -49,15 +50,15 @@ def curves(
       protocol: The rounds of the protocol; stated on the axis if fewer are shown.
 
     Raises:
-      RunError: If `points` is empty, or has two values for a method, seed and round.
+      RunError: If `points` has no value, or two values for a method, seed and round, or if the
+        seeds of a method have no round in common.
     """
+    points = points.dropna(subset="value")
     if points.empty:
         raise RunError(f"No run has a value of {quantity.label}.")
     if points.duplicated(["method", "seed", "round_num"]).any():
         raise RunError("Two of the runs have the same settings and the same seed.")
-    # Beyond the end of one seed, the mean of the others is not comparable with the mean of all.
-    ends = points.groupby(["method", "seed"]).round_num.max().groupby("method").min()
-    points = points[points.round_num <= points.method.map(ends)]
+    points = _of_all_seeds(points, ["method"])
     points = points.assign(value=quantity.factor * points.value)
     last = points.round_num.max()
     half = last / 2
@@ -109,6 +110,23 @@ def curves(
     figures.title(figure, title)
     figures.legend(figure, further)
     return figures.fit(figure)
+
+
+def _of_all_seeds(points: pd.DataFrame, line: list[str]) -> pd.DataFrame:
+    """Returns the points in rounds in which all seeds of their line have a value.
+
+    In other rounds, the mean of some seeds is not comparable with the mean of all.
+    """
+    of_line, of_round = (
+        points.groupby(by).seed.transform("nunique") for by in (line, [*line, "round_num"])
+    )
+    shared = points[of_round == of_line]
+    if lacking := [*dict.fromkeys(points.method[~points.method.isin(shared.method)])]:
+        raise RunError(
+            f"The runs of {lacking[0]} have no round in which all seeds have a value; draw one "
+            "seed at a time."
+        )
+    return shared
 
 
 def _rounds(points: pd.DataFrame, protocol: int | None) -> str:
@@ -294,6 +312,7 @@ def client_losses(
       title: Title of the figure.
       protocol: See `curves`.
     """
+    points = _of_all_seeds(points.dropna(subset="value"), ["method", "client"])
     # Matplotlib typesets text between dollar signs as mathematics.
     ids = points.client.astype(str).str.replace("$", r"\$", regex=False)
     points = points.assign(client="client " + ids)

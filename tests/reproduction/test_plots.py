@@ -204,6 +204,20 @@ def test_a_curve_ends_where_the_first_of_its_seeds_does():
     assert axes.get_xlabel() == "round (2 of the protocol's 3)"
 
 
+def test_a_curve_has_the_rounds_that_all_of_its_seeds_have():
+    """One seed was evaluated in other rounds, or has NaN: the mean of the rest is another's."""
+    often, rarely = points_of([1.0, 2.0, 3.0, 4.0]), points_of([3.0, 5.0, np.nan, 6.0], seed=1)
+    quantity = quantities.Quantity("accuracy")
+    for some in (rarely, rarely.drop(2)):
+        points = pd.concat([often, some])
+        axes = plots.curves(points, quantity=quantity).axes[0]
+        np.testing.assert_allclose(lines(axes)["FedAvg"], [[1, 2], [2, 3.5], [4, 5]])
+        of_client = plots.client_losses(points.assign(client="7")).axes[0]
+        np.testing.assert_allclose(lines(of_client)["client 7"], [[1, 2], [2, 3.5], [4, 5]])
+    with pytest.raises(RunError, match="runs of fedavg have no round in which all seeds"):
+        plots.curves(pd.concat([often[:1], rarely[1:]]), quantity=quantity)
+
+
 def test_curves_are_smoothed_within_a_seed():
     """Over values: an evaluation every ten rounds has ten rounds between two of them."""
     points = points_of([0.0, 2.0, 4.0])
