@@ -101,13 +101,44 @@ def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
             if column not in {c["name"] for c in setup.columns}:
                 refuse(f"{name} needs a column {column}.")
         for row, run in rows.items() if kind.flags else ():
-            in_force = run.request().in_force
-            for flag in kind.flags:
-                flag = flag.replace("{setting}", str(wanted.get("setting")))
-                flag = flag.format(method=in_force["algorithm"])
-                value = in_force.get(flag)
+            for flag, value in _settings_shown(setup, run, kind, wanted).items():
                 if not isinstance(value, int | float) or isinstance(value, bool):
                     refuse(f"{name} needs a number as --{flag} of {row}.")
+        _refuse_means(setup, rows if kind.swept else {}, wanted, refuse)
+
+
+def _refuse_means(
+    setup: Setup,
+    rows: Mapping[str, PlannedRun],
+    wanted: Mapping[str, Any],
+    refuse: Callable[[str], None],
+) -> None:
+    """Refuses rows of one sweep that a figure would place at one point."""
+    name = wanted["kind"]
+    places: dict[Any, str] = {}
+    for row, run in rows.items():
+        shown = _settings_shown(setup, run, KINDS[name], wanted)
+        other = places.setdefault((setup.rows[row].base, *shown.items()), row)
+        if other != row:
+            settings = " and ".join(f"--{flag}" for flag in shown)
+            refuse(
+                f"{name} would draw the mean of {other} and {row}, which have the same {settings}; "
+                "put their other settings into rows, or into grid."
+            )
+
+
+def _settings_shown(
+    setup: Setup, run: PlannedRun, kind: Kind, wanted: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns flag → value of the settings by which a kind of figure places a run."""
+    of_sweep = setup.rows[run.row].settings
+    if not kind.flags:
+        return dict(list(of_sweep.items())[:1])
+    # A budget may give runs of several lengths the same number of rounds.
+    in_force = {**run.request().in_force, **of_sweep}
+    named = (flag.replace("{setting}", str(wanted.get("setting"))) for flag in kind.flags)
+    flags = [flag.format(method=in_force["algorithm"]) for flag in named]
+    return {flag: in_force.get(flag) for flag in flags}
 
 
 def draw(
@@ -393,7 +424,7 @@ def _pareto_points(setup, runs, wanted):
         settings = setup.rows[run.row].settings
         rows.append(
             {
-                "method": run.row.split(" ")[0],
+                "method": setup.rows[run.row].base,
                 "parameter": next((float(v) for v in settings.values()), float("nan")),
                 "mean_error": results.column_value(run, columns["mean_error"]),
                 "rsd": results.column_value(run, columns["error_rsd"]),
@@ -410,7 +441,7 @@ def _pareto(setup, points, wanted):
         for flag in row.settings:
             # A row's name may only begin with that of its method (`qfedavg_reweight`).
             prefix = os.path.commonprefix([flag, f"{method}_"])  # noqa: RUF071
-            parameters.setdefault(method, flag.removeprefix(prefix[: prefix.rfind("_") + 1]))
+            parameters.setdefault(row.base, flag.removeprefix(prefix[: prefix.rfind("_") + 1]))
     return plots.pareto(points, parameters=parameters, title=_heading(setup))
 
 
@@ -423,7 +454,8 @@ def _settings_and_values(setup: Setup, runs: pd.DataFrame, *flags: str) -> pd.Da
         ended = run.read().summary is not None
         value = results.column_value(run, setup.columns[0]) if ended else float("nan")
         named = {flag: in_force[flag.format(method=method)] for flag in flags}
-        rows.append({"method": run.row.split(" ")[0], "seed": run.seed, **named, "value": value})
+        line = setup.rows[run.row].base
+        rows.append({"method": line, "seed": run.seed, **named, "value": value})
     return pd.DataFrame(rows)
 
 

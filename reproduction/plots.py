@@ -160,6 +160,7 @@ def _draw(options: Any, runs: Any) -> Figure:
 def _pareto_points(runs: Any, options: Any) -> pd.DataFrame:
     """Returns mean error and its relative deviation per setting of the swept flag, over seeds."""
     metric = options.column or "accuracy"
+    run_folders.refuse_means(runs, [f"{{method}}_{options.parameter}"])
     rows = []
     for run in runs:
         flag = f"{run.method}_{options.parameter}"

@@ -481,7 +481,7 @@ def grid(runs: Sequence[RunFolder], column: str, last_rounds: int, **flags: str)
         replaced by the run's method.
 
     Raises:
-      RunError: If a run lacks a flag or the column.
+      RunError: If a run lacks a flag or the column, or if `refuse_means` refuses the runs.
     """
     import pandas as pd
 
@@ -494,7 +494,33 @@ def grid(runs: Sequence[RunFolder], column: str, last_rounds: int, **flags: str)
                 raise RunError(f"In {run.folder}, --{flag} is missing or not a number.")
             row[name] = run.flags[flag]
         rows.append({**row, "value": final(run, column, last_rounds)})
+    refuse_means(runs, flags.values())
     return pd.DataFrame(rows)
+
+
+def refuse_means(runs: Sequence[RunFolder], shown: Iterable[str]) -> None:
+    """Refuses runs of one method and seed that a figure would place at one point.
+
+    Args:
+      runs: The runs of the figure.
+      shown: The flags that it shows; `{method}` in one is replaced by the run's method.
+
+    Raises:
+      RunError: If two runs have the same method and seed, and the same values of these flags.
+    """
+    places: dict[Any, RunFolder] = {}
+    for run in runs:
+        flags = [flag.format(method=run.method) for flag in shown]
+        place = run.method, run.flags["seed"], *(run.flags.get(flag) for flag in flags)
+        other = places.setdefault(place, run)
+        if other is run:
+            continue
+        differing = [flag for flag in swept([other, run], run) if flag not in flags]
+        told = f"differ in {', '.join(differing)}" if differing else "have the same settings"
+        raise RunError(
+            f"{other.folder} and {run.folder} {told}, and the figure would show their mean; leave "
+            "one of them out."
+        )
 
 
 def client_values(runs: Sequence[RunFolder], metric: str) -> dict[str, np.ndarray]:

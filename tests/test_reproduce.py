@@ -375,6 +375,38 @@ def test_figures_that_could_not_be_drawn_are_refused_before_the_runs(tmp_path, f
         drawing.check(setup, plan(setup, tmp_path))
 
 
+RATE = "client_learning_rate"
+
+
+def test_a_swept_row_is_a_line_by_its_whole_name(tmp_path):
+    """Rows `fedavg small` and `fedavg large` were one line, which showed their mean."""
+    flagfile = "papers/adafedadam/flags/table5_synthetic_fedavg.flags"
+    rows = {}
+    for base in ("fedavg small", "fedavg large"):
+        for rate in (0.01, 0.1):
+            name = f"{base} {RATE}={rate}"
+            rows[name] = items.Row(name, flagfile, {RATE: rate})
+    setup = toy_setup(rows=rows, grid={})
+    runs = plan(setup, tmp_path, [1])
+    for kind in ("setting", "rates", "best_rates"):
+        wanted = {"kind": kind} | ({"setting": RATE} if kind == "setting" else {})
+        drawing.check(dataclasses.replace(setup, figures=[wanted]), runs)
+        table = drawing.KINDS[kind].table(setup, runs, wanted)
+        assert table.method.tolist() == ["fedavg small"] * 2 + ["fedavg large"] * 2
+
+
+def test_a_figure_of_a_mean_over_settings_is_refused_before_the_runs(tmp_path):
+    rows = {}
+    for epochs in (1, 2):
+        name = f"a client_epochs_per_round={epochs}"
+        flagfile = "papers/adafedadam/flags/table5_synthetic_fedavg.flags"
+        rows[name] = items.Row(name, flagfile, {"client_epochs_per_round": epochs})
+    setup = toy_setup(rows=rows, grid={}, figures=[{"kind": "rates"}])
+    says = "rates would draw the mean of a client_epochs_per_round=1 and a client_epochs"
+    with pytest.raises(items.ReproduceError, match=says):
+        drawing.check(setup, plan(setup, tmp_path))
+
+
 def test_a_figure_over_numbers_of_rounds_has_them_on_its_axis_alone(tmp_path):
     rows = [("a", 1, 50, 0.5, 50), ("a", 1, 1000, 0.7, 1000)]
     columns = ["method", "seed", "setting", "value", "rounds"]

@@ -228,6 +228,20 @@ def test_curves_are_smoothed_within_a_seed():
     assert "running mean of 2 values" in words
 
 
+def test_a_figure_of_a_mean_over_settings_is_refused(tmp_path, capsys):
+    """Two values of τ at the same rates: neither is what a cell of the map or a point shows."""
+    rates = {"client_learning_rate": 0.1, "server_learning_rate": 1.0, "fedavg_alpha": 1}
+    row = {"eval/accuracy": 0.5, "eval/loss": 1.0}
+    row |= {"fairness/accuracy_avg_u": 0.5, "fairness/accuracy_error_rsd_u": 1.0}
+    runs = [make_run(tmp_path, f"t{tau}", [row], fedavg_tau=tau, **rates) for tau in (1, 2)]
+    for kind in ("rates", "best_rates", "pareto"):
+        assert plots.main([kind, *runs, f"--output={tmp_path / 'x'}"]) == 1
+        err = capsys.readouterr().err
+        assert "t1 and " in err and "t2 differ in fedavg_tau, and the figure would" in err
+        assert len(err.splitlines()) == 1
+    assert plots.main(["tau", *runs, f"--output={tmp_path / 'x'}"]) == 0
+
+
 def test_density_integrates_to_one_and_equal_clients_are_a_line():
     rng = np.random.default_rng(0)
     values = {"fedavg": rng.normal(0.5, 0.1, 200), "fair": np.full(5, 0.7)}
