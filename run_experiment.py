@@ -20,6 +20,7 @@ if __name__ == "__main__":
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from simulation import experiment, experiment_flags
+from simulation.records import outputs
 
 
 @command_line.reported
@@ -56,12 +57,16 @@ def _what_next(folder: str) -> str:
     """Returns what a run that has results ends with."""
     plot = ["-m", "reproduction.plots", "curves", folder, "--output=curves.png"]
     compare = [*command_line.calling("reproduce.py"), "--compare", folder, "OTHER_RUN"]
+    summary = outputs.read_json(os.path.join(folder, "summary.json")) or {}
+    more = "with more --total_rounds" if summary.get("finished") else "again"
+    if "stopped" in summary:
+        more = "with another --stop_at"
     return "\n".join(
         [
             f"Results are in {shlex.quote(folder)}. Next:",
             command_line.to_try("plot:", [command_line.python(), *plot]),
             command_line.to_try("compare:", compare),
-            "  go on:    the same command with more --total_rounds",
+            f"  go on:    the same command {more}",
         ]
     )
 

@@ -298,8 +298,8 @@ def test_tensorboard_shows_runs_by_name_with_their_settings_and_what_matters_fir
     assert np.float32(values["at_a_glance/eval_accuracy"]) == np.float32(last["eval/accuracy"])
 
 
-def what_next(folder):
-    """The last lines of a run."""
+def what_next(folder, more="with more --total_rounds"):
+    """The last lines of a run; `more` says how its command goes on."""
     python = command_line.python()
     plot = [python, "-m", "reproduction.plots", "curves", str(folder), "--output=curves.png"]
     compare = [python, "reproduce.py", "--compare", str(folder), "OTHER_RUN"]
@@ -307,7 +307,7 @@ def what_next(folder):
         f"Results are in {folder}. Next:",
         *command_line.to_try("plot:", plot).splitlines(),
         *command_line.to_try("compare:", compare).splitlines(),
-        "  go on:    the same command with more --total_rounds",
+        f"  go on:    the same command {more}",
     ]
 
 
@@ -322,6 +322,16 @@ def test_a_run_names_its_numbers_and_ends_with_what_to_do_next(tmp_path, capfd):
     assert run_experiment.train(arguments) == 0
     out = capfd.readouterr().out
     assert len(out.splitlines()) == 1, "a sweep has what is next of its own"
+
+
+@pytest.mark.parametrize(
+    ("flag", "more"),
+    [("--max_minutes=0.0001", "again"), ("--stop_at=train/loss<=1e9", "with another --stop_at")],
+)
+def test_a_run_that_ended_early_says_how_it_goes_on(tmp_path, capfd, flag, more):
+    assert run_experiment.main([*SMALL, f"--root_output_dir={tmp_path}", flag]) == 0
+    wanted = what_next(tmp_path / "synthetic_fedavg", more)
+    assert capfd.readouterr().out.splitlines()[-len(wanted) :] == wanted
 
 
 def test_a_quiet_run_prints_warnings_and_errors_only(tmp_path, capfd):
