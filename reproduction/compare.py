@@ -1,7 +1,6 @@
 """Compares any runs: flags that differ, curves, and paired differences over seeds."""
 
 import itertools
-import json
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -325,8 +324,8 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
         content: Any = [
             {
                 "title": table.title,
-                "runs": _records(table.runs),
-                "differences": _records(table.differences(column)),
+                "runs": table.runs.to_dict("records"),
+                "differences": table.differences(column).to_dict("records"),
                 "caveats": [*table.caveats, *_between(tables)],
             }
             for table in tables
@@ -339,17 +338,12 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
         paired = [difference._asdict() for difference in paired_differences(runs, column)]
         content = {
             "column": column,
-            "flags": _records(differing_flags(runs).reset_index()),
-            "last": _records(last),
-            "differences": _records(pd.DataFrame(paired)),
+            "flags": differing_flags(runs).reset_index().to_dict("records"),
+            "last": last.to_dict("records"),
+            "differences": paired,
             "caveats": [*cautions(runs), *run_folders.mixtures(runs)],
         }
     return writing.json_text(content)
-
-
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Returns the rows of a table; NaN becomes `None`, since JSON has no NaN."""
-    return json.loads(table.to_json(orient="records"))
 
 
 def _of_items(tables: Any, column: str | None) -> str:

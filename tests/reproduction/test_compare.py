@@ -94,6 +94,17 @@ def test_the_same_as_json(root):
     assert alone["low"] is None
 
 
+def test_json_has_every_digit(tmp_path):
+    """Ten decimals would make a small p-value, or a loss of 1e-12, 0."""
+    for seed, noise in enumerate((0, 1e-16, 3e-16)):
+        write_run(tmp_path / f"a{seed}", "fedavg", seed, [0, 1e-12])
+        write_run(tmp_path / f"b{seed}", "fedadam", seed, [0, 3e-12 + noise])
+    answer = json.loads(compare.as_json([str(tmp_path)], None))
+    assert {one["value"] for one in answer["last"][:3]} == {1e-12}
+    (difference,) = answer["differences"]
+    assert difference["mean"] == pytest.approx(2e-12, rel=1e-3) and 0 < difference["p"] < 1e-6
+
+
 def test_runs_that_end_at_different_rounds_are_told(root, tmp_path):
     write_run(root / "b" / "s4", "fedadam", 4, [0, 0.1], fedadam_tau=1e-3)
     text = compare.report([str(root / "a"), str(root / "b")], "eval/accuracy", tmp_path / "out")
