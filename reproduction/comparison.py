@@ -210,7 +210,7 @@ class Comparison:
         """
         seeds = self.runs.groupby("row").seed.nunique()
         number = " to ".join(map(str, sorted({seeds.min(), seeds.max()})))
-        words = "; ".join(in_words(column) for column in self.columns)
+        words = "; ".join(map(self._in_words, self.columns))
         better = {column["name"]: self.better(column["name"]) for column in self.columns}
         unknown = [name for name, one in better.items() if one is None]
         bold = "; the best in bold" if len(unknown) < len(better) else ""
@@ -227,7 +227,7 @@ class Comparison:
     def report(self, column: str | None = None) -> str:
         """Returns the table and the differences, with their statistics explained, as Markdown."""
         chosen = self.column(column)
-        lines = [f"## {self.title}: {in_words(chosen)}\n"]
+        lines = [f"## {self.title}: {self._in_words(chosen)}\n"]
         lines.append(self.table(column).to_markdown(floatfmt=".4g"))
         differences = self.differences(column)
         if len(differences):
@@ -244,6 +244,18 @@ class Comparison:
         warned = [line for line in self.warnings(column) if line not in self.caveats]
         lines += [f"\n{line}" for line in [*warned, *self.caveats]]
         return "\n".join([*lines, f"\nFiles: {self.folder}"])
+
+    def _in_words(self, column: Mapping[str, Any]) -> str:
+        """Describes a column: its name, its metric and which of a run's values it takes."""
+        if "last_rounds" in column:
+            ended = self.runs[np.isfinite(self.runs[column["name"]].astype(float))]
+            number = results.rounds_averaged(column, ended.get("rounds", ()))
+            which = f"mean of the last {number} rounds"
+        elif "best" in column:
+            which = "best round of each run"
+        else:
+            which = "final model"
+        return f"{column['name']} ({column['metric']}, {which})"
 
     def warnings(self, column: str | None = None) -> list[str]:
         """Returns sentences on what the numbers of a column cannot show.
@@ -266,17 +278,6 @@ class Comparison:
                 "same difference. Trust neither its interval nor its p-value."
             )
         return told
-
-
-def in_words(column: Mapping[str, Any]) -> str:
-    """Describes a column: its name, its metric and which of a run's values it takes."""
-    if "last_rounds" in column:
-        which = f"mean of the last {column['last_rounds']} rounds"
-    elif "best" in column:
-        which = "best round of each run"
-    else:
-        which = "final model"
-    return f"{column['name']} ({column['metric']}, {which})"
 
 
 def higher_is_better(column: Mapping[str, Any]) -> bool | None:

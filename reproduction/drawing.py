@@ -313,10 +313,7 @@ def _column_label(setup: Setup, column: Any, rows: Any = None) -> str:
     else:
         unit = {100: "%", 1: ""}.get(scale, f"× {scale:g}")
     if "last_rounds" in column:
-        number = column["last_rounds"]
-        if rows is not None and len(rows.rounds.dropna()):
-            # In shorter runs fewer rounds are averaged, see `run_folders.mean_of_last`.
-            number = min(number, max(1, int(rows.rounds.min()) // 2))
+        number = results.rounds_averaged(column, () if rows is None else rows.rounds.dropna())
         words += f", mean of the last {number} rounds"
     elif "best" in column:
         words += ", best round"

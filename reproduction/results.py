@@ -507,6 +507,17 @@ def short_name(row: str, setup: Setup) -> str:
     return " ".join(word for word in row.split() if word not in shared)
 
 
+def rounds_averaged(column: Mapping[str, Any], reached: Iterable[float]) -> int:
+    """Returns how many rounds a column averages: at most the second half of the shortest run.
+
+    Args:
+      column: Column of a set-up.
+      reached: The rounds of its runs, see `run_folders.mean_of_last`.
+    """
+    halves = (max(1, (int(rounds) + 1) // 2) for rounds in reached)
+    return min([column.get("last_rounds", 1), *halves])
+
+
 def columns_in_words(setup: Setup, names: Collection[str] | None = None) -> list[str]:
     """Returns what each column of a table is, by the names that docs/metrics.md defines.
 
@@ -566,8 +577,8 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
                 f"Fewer rounds than asked for ({reached}). The same call does the rest, unless "
                 "stop_at ended these runs."
             )
-    wide = max((c.get("last_rounds", 1) for c in setup.columns), default=1)
-    if any((n + 1) // 2 < wide for _, n, _ in short):
+    reached = [r["rounds"] for r in rows if r["rounds"] != ""]
+    if any(rounds_averaged(c, reached) < c.get("last_rounds", 1) for c in setup.columns):
         lines.append("Means of the last rounds cover the second half of a run at most.")
     seeds = {len(r["seeds"].split()) for r in rows}
     if seeds and min(seeds) < len(setup.seeds):

@@ -217,10 +217,10 @@ class Setup:
         [],
         help="of the table. `metric` is a column of `metrics.csv` ([metrics](metrics.md)); then "
         "`scale`, `offset` and `power` are applied, `digits` are shown. The final model's "
-        'value, or with `last_rounds` the mean over these, or with `best` (`"max"`, '
-        '`"min"`) the best of the run, but not both. With `reading_of` the published number of '
-        "that column stands beside this one, too. `higher_is_better` is needed where the metric's "
-        "name does not say it",
+        "value, or with `last_rounds` the mean over these, at most the second half of the run, or "
+        'with `best` (`"max"`, `"min"`) the best of the run, but not both. With `reading_of` the '
+        "published number of that column stands beside this one, too. `higher_is_better` is needed "
+        "where the metric's name does not say it",
     )
     grid: Mapping[str, Space] = _field(
         "a table row = { flag = [values] }",
@@ -277,12 +277,12 @@ class Setup:
             }
         ),
         {},
-        help="The point with the best mean of `metric` over the last rounds wins. The metric's "
-        "name says whether that is the highest or the least, such as for accuracy and loss. "
-        "For other names, set `higher_is_better`. The mean is over `seeds`, by default all. If "
-        "`--seeds` names none of them, the given seeds choose, and a line says so. By default "
-        "`validation/loss` over the last 5 rounds. Never take a column of test data: a line "
-        "below the table then says so",
+        help="The point with the best mean of `metric` over the last rounds, at most the second "
+        "half of the run, wins. The metric's name says whether that is the highest or the least, "
+        "such as for accuracy and loss. For other names, set `higher_is_better`. The mean is over "
+        "`seeds`, by default all. If `--seeds` names none of them, the given seeds choose, and a "
+        "line says so. By default `validation/loss` over the last 5 rounds. Never take a column of "
+        "test data: a line below the table then says so",
     )
     validation_fraction: float = _field(
         "a number above 0 and below 1",

@@ -238,6 +238,14 @@ def test_results_are_means_over_seeds_with_their_spread(runs, monkeypatch):
     assert not any("second half" in line for line in told)
     wide = toy_setup(columns=[{**SETUP.columns[0], "last_rounds": 2}])
     assert "Means of the last rounds" in results.caveats(records, wide)[1]
+    # Of three rounds, rows 2 and 3 are the second half of rows 0 to 3.
+    whole = [{**r, "rounds": 3, "status": "complete"} for r in records]
+    assert not results.caveats(whole, wide)
+    wide = toy_setup(columns=[{**SETUP.columns[0], "last_rounds": 3}])
+    assert "Means of the last rounds" in results.caveats(whole, wide)[0]
+    rows = pd.DataFrame(whole)
+    label = drawing._column_label(wide, wide.columns[0], rows)
+    assert label == "accuracy, mean of the last 2 rounds (%)"
     theirs = {("a", "acc"): {"value": "91.5", "spread": "0.3"}}
     monkeypatch.setattr(results, "published", lambda setup: theirs)
     table = results.format_table(records, SETUP)

@@ -222,6 +222,18 @@ def by_hand(values, **more):
     return comparison.Comparison("T", [ACCURACY, LOSS], runs, folder="nowhere", **more)
 
 
+def test_a_caption_says_how_many_rounds_a_mean_is_over():
+    """A mean covers at most the second half of a run: 4 of 7 rounds, of 0 to 7."""
+    found = by_hand({"fedavg": [1.0, 3.0], "term": [2.0, 4.0]})
+    found.runs["rounds"] = 7
+    column = {**ACCURACY, "last_rounds": 5}
+    found = dataclasses.replace(found, columns=[column])
+    for told in (found.to_latex(), found.report()):
+        assert "mean of the last 4 rounds" in told
+    found.runs["rounds"] = 1000
+    assert "mean of the last 5 rounds" in found.report()
+
+
 def parsed(text):
     """Reads a LaTeX table strictly; returns its caption and its rows, a cell for each column.
 
