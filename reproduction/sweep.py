@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from reproduction import board, storage
+from reproduction import board, planned_runs, run_folders, storage
 from reproduction.items import REPO, PlannedRun, ReproduceError, has_settings
 from simulation import cluster
 from simulation.errors import DivergedError, RunError
@@ -179,12 +179,22 @@ def _tell_reused(runs: Sequence[PlannedRun], missing: Sequence[PlannedRun]) -> N
     done, moved = len(runs) - len(missing), [run for run in missing if run.kept]
     told = [f"{done} of {len(runs)} runs are done already and reused"] if done else []
     if moved:
+        what = ", ".join(dict.fromkeys(part for run in moved for part in _other_parts(run)))
         told.append(
-            f"{len(moved)} have other settings, code or data than before and get their own folders "
+            f"{len(moved)} differ from earlier runs in {what} and get their own folders "
             f"({moved[0].name}); the earlier ones are kept"
         )
     if told:
         command_line.say(f"{'; '.join(told)}.")
+
+
+def _other_parts(run: PlannedRun) -> list[str]:
+    """Returns the settings in which a run differs from the one that has its folder, or the rest."""
+    if run.name.endswith(f".rounds={run.protocol_rounds}"):
+        return ["total_rounds"]
+    assert run.kept is not None
+    flags = (run_folders.opened(run.kept).recorded or {}).get("flags")
+    return (flags and planned_runs.other_settings(run.request(), flags)) or ["code or data"]
 
 
 def _run_here(missing: Any, outcomes: Any, shown: Any, deadline: float | None, check: Any) -> None:
