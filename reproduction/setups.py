@@ -218,9 +218,9 @@ class Setup:
         help="of the table. `metric` is a column of `metrics.csv` ([metrics](metrics.md)); then "
         "`scale`, `offset` and `power` are applied, `digits` are shown. The final model's "
         "value, or with `last_rounds` the mean over these, at most the second half of the run, or "
-        'with `best` (`"max"`, `"min"`) the best of the run, but not both. With `reading_of` the '
-        "published number of that column stands beside this one, too. `higher_is_better` is needed "
-        "where the metric's name does not say it",
+        'with `best` (`"max"`, `"min"`) the best of the rounds that `--rounds_per_eval` evaluates, '
+        "but not both. With `reading_of` the published number of that column stands beside this "
+        "one, too. `higher_is_better` is needed where the metric's name does not say it",
     )
     grid: Mapping[str, Space] = _field(
         "a table row = { flag = [values] }",
