@@ -1,5 +1,6 @@
 """Reads folders of finished or unfinished runs, each file once for all figures and tables."""
 
+import difflib
 import functools
 import itertools
 import json
@@ -603,7 +604,11 @@ def _values(run: RunFolder, column: str) -> "pd.DataFrame":
 
 def _check_column(run, column):
     if column not in run.metrics:
-        raise RunError(f"{run.folder} has no column {column} in metrics.csv.")
+        near = difflib.get_close_matches(column, run.columns, n=3)
+        told = (
+            f"the nearest are {', '.join(near)}" if near else "docs/metrics.md says what writes it"
+        )
+        raise RunError(f"{run.folder} has no column {column} in metrics.csv; {told}.")
 
 
 def _joined(parts: Any, columns: Sequence[str]) -> "pd.DataFrame":

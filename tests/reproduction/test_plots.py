@@ -129,7 +129,14 @@ def test_a_folder_is_read_once_until_it_changes(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("read", "reason"),
     [
-        (lambda run: run_folders.curve([run], "eval/loss"), "no column eval/loss"),
+        (
+            lambda run: run_folders.curve([run], "eval/acuracy"),
+            "no column eval/acuracy in metrics.csv; the nearest are eval/accuracy",
+        ),
+        (
+            lambda run: run_folders.curve([run], "train/direction_norm"),
+            "no column train/direction_norm in metrics.csv; docs/metrics.md says what writes it",
+        ),
         (lambda run: run_folders.client_values([run], "accuracy"), "has not ended"),
         (
             lambda run: run_folders.grid([run], "eval/accuracy", 1, tau="{method}_tau"),
@@ -450,7 +457,8 @@ def test_a_run_that_lacks_what_is_drawn_is_one_line(tmp_path, capsys):
     folder = make_run(tmp_path, "a", accuracies(0.1))
     assert plots.main(["improved", folder, f"--output={tmp_path / 'x'}"]) == 1
     assert capsys.readouterr().err == (
-        f"error: {folder} has no column fairness/improved_fraction in metrics.csv.\n"
+        f"error: {folder} has no column fairness/improved_fraction in metrics.csv; "
+        "docs/metrics.md says what writes it.\n"
     )
     assert not (tmp_path / "x.png").exists()
     assert plots.main(["curves", f"--output={tmp_path / 'x'}"]) == 2
