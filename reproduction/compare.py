@@ -244,7 +244,7 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
     Raises:
       RunError: If runs can't be read or compared.
     """
-    tables = [found for folder in folders for found in comparison.within(folder)]
+    tables = _tables(folders)
     if tables:
         return _of_items(tables, column)
     runs = run_folders.find_runs(folders)
@@ -296,6 +296,23 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
     return "\n".join(lines)
 
 
+def _tables(folders: Sequence[str]) -> list[comparison.Comparison]:
+    """Returns the tables of items in folders; none if the folders hold only runs.
+
+    Raises:
+      RunError: If only some folders hold tables, since the others would be left out.
+    """
+    of_each = {folder: comparison.within(folder) for folder in folders}
+    without = [folder for folder, found in of_each.items() if not found]
+    if 0 < len(without) < len(of_each):
+        other = next(folder for folder, found in of_each.items() if found)
+        raise RunError(
+            f"{without[0]} holds no table of an item, and {other} does; name the folders of the "
+            "runs to compare these."
+        )
+    return [found for some in of_each.values() for found in some]
+
+
 def _last(points: pd.DataFrame, runs: Sequence[run_folders.RunFolder]) -> pd.DataFrame:
     """Returns the last point of each run, with `diverged` as a further column."""
     last = points.loc[points.groupby(["method", "seed"], sort=False).round_num.idxmax()]
@@ -319,7 +336,7 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
     Raises:
       RunError: If runs can't be read or compared.
     """
-    tables = [found for folder in folders for found in comparison.within(folder)]
+    tables = _tables(folders)
     if tables:
         content: Any = [
             {

@@ -94,6 +94,20 @@ def test_the_same_as_json(root):
     assert alone["low"] is None
 
 
+def test_runs_beside_a_table_are_not_left_out(root, tmp_path):
+    (tmp_path / "item").mkdir()
+    known = {"title": "T", "columns": [], "caveats": []}
+    (tmp_path / "item" / "columns.json").write_text(json.dumps(known))
+    (tmp_path / "item" / "runs.csv").write_text("row,seed,rounds,chosen,run\nfedavg,1,2,True,r\n")
+    folders = [str(tmp_path / "item"), str(root / "a")]
+    for answer in (
+        lambda: compare.as_json(folders, None),
+        lambda: compare.report(folders, None, tmp_path / "out"),
+    ):
+        with pytest.raises(RunError, match=r"/a holds no table of an item, and .*/item does"):
+            answer()
+
+
 def test_json_has_every_digit(tmp_path):
     """Ten decimals would make a small p-value, or a loss of 1e-12, 0."""
     for seed, noise in enumerate((0, 1e-16, 3e-16)):
