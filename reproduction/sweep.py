@@ -181,8 +181,8 @@ def _tell_reused(runs: Sequence[PlannedRun], missing: Sequence[PlannedRun]) -> N
     if moved:
         what = ", ".join(dict.fromkeys(part for run in moved for part in _other_parts(run)))
         told.append(
-            f"{len(moved)} differ from earlier runs in {what} and get their own folders "
-            f"({moved[0].name}); the earlier ones are kept"
+            f"own folders for {len(moved)} ({moved[0].name}): earlier runs differ in {what}, and "
+            "are kept"
         )
     if told:
         command_line.say(f"{'; '.join(told)}.")

@@ -83,10 +83,9 @@ def test_the_same_call_reuses_runs_and_other_settings_get_folders_of_their_own(m
     changed = {"algorithms": ["fedavg"], "seeds": [1], "qfedavg_q": None}
     changed["client_learning_rate"] = 0.1
     other = run(root, **changed)
-    assert (
-        "1 differ from earlier runs in client_learning_rate and get their own folders (fedavg_seed1"
-        in capsys.readouterr().out
-    )
+    told = capsys.readouterr().out
+    assert "own folders for 1 (fedavg_seed1" in told
+    assert "earlier runs differ in client_learning_rate, and are kept" in told
     (folder,) = other.runs.run
     assert re.fullmatch(r"fedavg_seed1\.\w{8}", pathlib.Path(folder).name)
     assert run(root, **changed).runs.run.tolist() == [folder]
@@ -596,7 +595,7 @@ def test_runs_of_more_rounds_are_kept_and_fewer_rounds_are_run_anew(tmp_path, ca
     before = longer.runs.run[0]
     capsys.readouterr()
     fewer = run(tmp_path, **{**ONE, "total_rounds": 2})
-    assert "1 differ from earlier runs in total_rounds and get" in capsys.readouterr().out
+    assert "earlier runs differ in total_rounds, and are kept" in capsys.readouterr().out
     assert fewer.runs.rounds.tolist() == [2] and fewer.runs.run[0] == f"{before}.rounds=2"
     assert run(tmp_path, **{**ONE, "total_rounds": 2}).runs.run[0] == fewer.runs.run[0]
     assert "1 of 1 runs are done already and reused." in capsys.readouterr().out
