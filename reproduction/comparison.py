@@ -39,6 +39,7 @@ from reproduction import (
 from reproduction import sweep as sweep_lib
 from reproduction.items import ReproduceError, Row, Setup
 from reproduction.looks import displayed
+from reproduction.setups import TAKEN
 from simulation import assembly, experiment_flags, run_hparams
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
@@ -250,7 +251,7 @@ class Comparison:
         if "last_rounds" in column:
             ended = self.runs[np.isfinite(self.runs[column["name"]].astype(float))]
             number = results.rounds_averaged(column, ended.get("rounds", ()))
-            which = f"mean of the last {number} rounds"
+            which = "last round" if number == 1 else f"mean of the last {number} rounds"
         elif "best" in column:
             which = "best round of each run"
         else:
@@ -599,7 +600,9 @@ def compare(
             raise HparamError(f"{flag} is used by none of {', '.join(rows)}.")
     metric = metric or _first_metric(requests[0])
     share = quantities.of_column(metric).factor != 1
-    column = {"name": quantities.of_column(metric).label, "metric": metric}
+    label = quantities.of_column(metric).label
+    # `runs.csv` has columns of its own.
+    column = {"name": metric if label in TAKEN else label, "metric": metric}
     place = pathlib.Path(root_output_dir).expanduser().absolute()
     name = requests[0].run["task"]
     setup = Setup(

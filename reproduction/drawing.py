@@ -25,6 +25,7 @@ A figure is drawn from its CSV alone, so `draw_again` does not need the runs.
 
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -167,8 +168,9 @@ def draw(
     lacking = {r.row for r in wanted_runs if not r.read().summary}
     ended = [r for r in begun if r.row not in lacking]
     folder.mkdir(parents=True, exist_ok=True)
-    for old in (path for kind in KINDS for path in folder.glob(f"{kind}*.*")):
-        if old.suffix in (".png", ".pdf", ".csv"):
+    for old in folder.iterdir():
+        # Not the user's `curves_of_mine.png`.
+        if old.suffix in (".png", ".pdf", ".csv") and re.sub(r"_\d+$", "", old.stem) in KINDS:
             old.unlink()
     for name, wanted in setup.named_figures():
         kind = KINDS[wanted["kind"]]

@@ -577,8 +577,8 @@ def caveats(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
                 f"Fewer rounds than asked for ({reached}). The same call does the rest, unless "
                 "stop_at ended these runs."
             )
-    reached = [r["rounds"] for r in rows if r["rounds"] != ""]
-    if any(rounds_averaged(c, reached) < c.get("last_rounds", 1) for c in setup.columns):
+    done = [r["rounds"] for r in rows if r["rounds"] != ""]
+    if any(rounds_averaged(c, done) < c.get("last_rounds", 1) for c in setup.columns):
         lines.append("Means of the last rounds cover the second half of a run at most.")
     seeds = {len(r["seeds"].split()) for r in rows}
     if seeds and min(seeds) < len(setup.seeds):

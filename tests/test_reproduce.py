@@ -329,9 +329,11 @@ def test_figures_are_drawn(runs, tmp_path, wanted):
             "client_id,train_examples,test_examples,accuracy\n0,1,1,0.5\n1,1,1,0.7\n"
         )
     (tmp_path / "plots").mkdir()
-    (tmp_path / "plots" / "density_7.png").touch()
+    for name in ("density_7.png", "density_of_mine.png"):
+        (tmp_path / "plots" / name).touch()
     paths = drawing.draw(setup, runs, results.choose(runs, setup), tmp_path / "plots")
     assert not (tmp_path / "plots" / "density_7.png").exists(), "of figures asked for before"
+    assert (tmp_path / "plots" / "density_of_mine.png").exists()
     assert [pathlib.Path(path).suffix for path in paths] == [".png", ".pdf"]
     contents = [pathlib.Path(path).read_bytes() for path in paths]
     assert [content[:4] for content in contents] == [b"\x89PNG", b"%PDF"]

@@ -590,6 +590,17 @@ def test_a_sweep_tells_the_time_left_and_its_table_goes_when_it_is_stopped(tmp_p
 ONE = {"algorithms": ["fedavg"], "seeds": 1, "qfedavg_q": None, "runtime": "vectorized"}
 
 
+def test_a_metric_named_as_a_column_of_the_runs_has_a_column_of_its_own(tmp_path):
+    toy = own_task()
+    named = {"rounds": toy.metrics["accuracy"], **toy.metrics}
+    task = own_task(metrics=named, primary_metric="rounds", higher_is_better=True)
+    runs = run(tmp_path, **ONE, task=task, metric="eval/rounds").runs
+    (summary,) = tmp_path.rglob("summary.json")
+    final = json.loads(summary.read_text())["final"]
+    assert runs["eval/rounds"].tolist() == pytest.approx([final["eval/rounds"]])
+    assert runs.rounds.tolist() == [SETTINGS["total_rounds"]]
+
+
 def test_runs_of_more_rounds_are_kept_and_fewer_rounds_are_run_anew(tmp_path, capsys):
     longer = run(tmp_path, **{**ONE, "total_rounds": 4})
     before = longer.runs.run[0]
