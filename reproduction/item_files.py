@@ -10,7 +10,7 @@ import pathlib
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reproduction import points
@@ -70,12 +70,38 @@ def own_items(folder: str) -> list[Item]:
     """Reads a user's own items: all `.toml` files of a folder, by name.
 
     Raises:
-      ReproduceError: If the folder has none, or one is invalid.
+      ReproduceError: If the folder has none, or one is invalid. Also if published.csv has a number
+        of something that none of the items has.
     """
-    paths = sorted(pathlib.Path(folder).absolute().glob("*.toml"))
+    home = pathlib.Path(folder).absolute()
+    paths = sorted(home.glob("*.toml"))
     if not paths:
         raise UsageError(f"--items={folder} has no .toml file; docs/items.md shows one.")
-    return [read_item(path) for path in paths]
+    found = [read_item(path) for path in paths]
+    if home.parent != PAPERS:
+        _check_published(home, found)
+    return found
+
+
+def _check_published(home: pathlib.Path, found: Sequence[Item]) -> None:
+    """Refuses published numbers that no table shows, since a name is misspelt there."""
+    shown = [
+        (item.name, setup.published, setup.published_rows.get(row, row), column)
+        for item in found
+        for setup in item.setups.values()
+        for row in setup.rows
+        for own in setup.columns
+        for column in (own["name"], own.get("reading_of", own["name"]), "seconds_per_round")
+    ]
+    for number, line in enumerate(published_lines(home), 1):
+        wanted = tuple(line[what] for what in _PUBLISHED[:4])
+        for k, what in enumerate(_PUBLISHED[:4]):
+            known = dict.fromkeys(one[k] for one in shown if one[:k] == wanted[:k])
+            if wanted[k] not in known:
+                raise ReproduceError(
+                    f"{home / 'published.csv'}, number {number}: there is no {what} "
+                    f"{wanted[k] or 'without a name'}; known: {', '.join(known)}."
+                )
 
 
 def read_item(path: pathlib.Path) -> Item:

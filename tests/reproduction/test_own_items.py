@@ -36,6 +36,28 @@ def test_the_example_is_an_item_of_whole_commands(tmp_path):
     assert runs[-1].folder == tmp_path / "own_sweep/blobs/blobs" / runs[-1].name
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("blob,blobs,fedavg,{column},1", "there is no item blob; known: blobs"),
+        ("blobs,main,fedavg,{column},1", "there is no setup main; known: blobs"),
+        ("blobs,blobs,FedAvg,{column},1", "there is no row FedAvg; known: {row}"),
+        ("blobs,blobs,{row},accuracies,1", "there is no column accuracies; known: .*{column}"),
+    ],
+)
+def test_published_numbers_that_no_table_shows_are_refused(tmp_path, line, says):
+    home = tmp_path / "own_sweep"
+    shutil.copytree(EXAMPLE, home)
+    (setup,) = items.own_items(str(home))[0].setups.values()
+    names = {"row": next(iter(setup.rows)), "column": setup.columns[0]["name"]}
+    right = "item,setup,row,column,value\nblobs,blobs,{row},{column},1\n".format(**names)
+    (home / "published.csv").write_text(right)
+    assert items.own_items(str(home))
+    (home / "published.csv").write_text(right + line.format(**names) + "\n")
+    with pytest.raises(ReproduceError, match=f"number 2: {says.format(**names)}"):
+        items.own_items(str(home))
+
+
 @pytest.mark.parametrize("root", [".", "own_sweep/blobs/blobs"])
 def test_runs_are_not_recorded_over_themselves(tmp_path, capsys, root):
     home = tmp_path / "own_sweep"
