@@ -130,6 +130,9 @@ class Evaluations:
             else:
                 self._train_sizes = np.where(places < 0, 0, np.asarray(train.sizes)[places])
         tests = test_sets(self._evaluator, task, settings, named=spread is not None)
+        given = task.test is not None or task.central_test is not None
+        if given and not {"clients", "central"} & tests.keys():
+            self.note = "The test data have no example, so no column eval/... is written."
         self._clients, self._central, self._drawn, self._validation = map(tests.get, TEST_SETS)
         # Clients' training examples, and the place of each that tests among them.
         self._trained: tuple[evaluation.TestSet, np.ndarray] | None = None

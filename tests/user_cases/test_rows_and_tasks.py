@@ -280,6 +280,20 @@ def test_test_clients_in_another_order_are_matched_by_id(tmp_path, algorithm):
 
 
 @pytest.mark.parametrize(
+    "tests",
+    [
+        {"test": ArrayFederatedData(X, Y, [[], []], NAMES[:2]), "central_test": None},
+        {"central_test": Examples(X[:0], Y[:0])},
+    ],
+)
+def test_tests_without_an_example_are_told(tmp_path, tests):
+    own = task(train=ArrayFederatedData(X, Y, PARTS[:2], NAMES[:2]), **tests)
+    with pytest.warns(RuntimeWarning, match="The test data have no example, so no column eval/"):
+        result = simulation.run(task=own, root_output_dir=tmp_path, **SETTINGS)
+    assert not any(c.startswith("eval/") for c in result.rounds)
+
+
+@pytest.mark.parametrize(
     ("names", "says"),
     [
         (NAMES[1:], "1 of 2 test clients do not train ('c'), so the columns"),
