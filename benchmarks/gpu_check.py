@@ -220,23 +220,25 @@ def _check_no_loop_over_clients(failures: list[str]) -> Iterator[str]:
 
 
 class _Utilisation(threading.Thread):
-    """Reads the GPU's utilisation from the driver twice per second."""
+    """Reads the GPU's utilisation from the driver twice per second, and what tensors take."""
 
     def __init__(self):
         super().__init__(daemon=True)
         self.readings, self._done = [], threading.Event()
 
     def run(self):
+        tf.config.experimental.reset_memory_stats("GPU:0")
         command = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader", "--id=0"]
         while not self._done.wait(0.5):
             line = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             self.readings.append(float(line.split()[0]))
 
-    def end(self) -> float:
-        """Returns the mean in percent; NaN without readings."""
+    def end(self) -> tuple[float, float]:
+        """Returns mean utilisation in percent, NaN without readings, and the tensors' peak MiB."""
         self._done.set()
         self.join()
-        return statistics.fmean(self.readings) if self.readings else float("nan")
+        busy = statistics.fmean(self.readings) if self.readings else float("nan")
+        return busy, tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
 
 
 def _settings(name: str, data_dir: str | None) -> dict[str, Any]:
@@ -294,9 +296,8 @@ def _measure(name: str, data_dir: str | None, rounds: int, runtime: str, precisi
     def follow(done):
         if done.number == 2:
             watch.start()
-            _reset_memory()
         elif done.number == last:
-            watch.busy, watch.memory = watch.end(), _peak_memory()
+            watch.busy, watch.memory = watch.end()
 
     with tempfile.TemporaryDirectory() as folder:
         result = in_python.run(
@@ -321,18 +322,6 @@ def _measure(name: str, data_dir: str | None, rounds: int, runtime: str, precisi
     )
 
 
-def _reset_memory() -> None:
-    if tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.reset_memory_stats("GPU:0")
-
-
-def _peak_memory() -> float:
-    """Returns MiB of the GPU that tensors took at most; NaN without a GPU."""
-    if not tf.config.list_physical_devices("GPU"):
-        return float("nan")
-    return tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
-
-
 @command_line.reported
 def main(arguments: list[str]) -> int:
     """Runs the checks; returns the exit code."""
@@ -350,8 +339,7 @@ def main(arguments: list[str]) -> int:
         return 1
     for line in too_new(gpus):
         print(f"warning: {line}", file=sys.stderr)
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
+    runtimes.configure_gpus(None, False)
     failures: list[str] = []
     with open(options.report, "w") as report:
         for line in _report(options.rounds, options.data_dir, failures):
@@ -382,7 +370,6 @@ def _report(rounds: int, data_dir: str | None, failures: list[str]) -> Iterator[
                 yield _measure(name, data_dir, rounds, *form)
             except Exception as e:  # Of any kind: the report goes on with the next run.
                 failures.append(f"{name}, {', '.join(form)}: {_first_line(e)}")
-    tf.config.experimental.enable_tensor_float_32_execution(False)
     yield from ["", "| workload | operations, 2 clients | 16 clients |", "| --- | --- | --- |"]
     yield from _check_no_loop_over_clients(failures)
     yield from ["", "Largest difference of weights from the CPU's, after two rounds:", ""]

@@ -62,8 +62,8 @@ def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
         arrays |= {"x of the central test": task.central_test.x}
         arrays |= {"y of the central test": task.central_test.y}
     for name, array in arrays.items():
-        files |= dict.fromkeys(task_lib.files(array))
         in_files = task_lib.files(array)
+        files |= dict.fromkeys(in_files)
         constants[name] = _digest(task_lib.place_in_files(array) if in_files else [array])
     # Clients and files first: differences are reported in this order.
     digests |= _of_files(sorted(files), trust_cache) | constants

@@ -167,8 +167,10 @@ def read(data: FederatedData, index: int) -> Examples:
     Raises:
       DataError: If it is not the client's size.
     """
-    examples = data.examples(index)
-    examples = Examples(examples.x, examples.y)
+    # A class of one's own may return a named tuple of its own.
+    examples: Any = data.examples(index)
+    if not isinstance(examples, Examples):
+        examples = Examples(examples.x, examples.y)
     number, size = len(examples.y), int(data.sizes[index])
     if number != size:
         raise DataError(

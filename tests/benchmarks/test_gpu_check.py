@@ -74,12 +74,11 @@ class _Idle:
 
     def end(self):
         assert self.started
-        return 50.0
+        return 50.0, 300.0
 
 
 def test_a_task_is_measured_by_a_run_of_the_suite(monkeypatch):
     monkeypatch.setattr(gpu_check, "_Utilisation", _Idle)
-    monkeypatch.setattr(gpu_check, "_peak_memory", lambda: 300.0)
     monkeypatch.setitem(gpu_check._TASKS, "synthetic", (3, 10, 0.5))
     line = gpu_check._measure("synthetic", None, 2, "auto", "float32").strip("| ").split(" | ")
     assert line[:4] == ["synthetic", "vectorized", "float32", "3"]
