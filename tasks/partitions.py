@@ -47,6 +47,8 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
                 f"{len(missing)} of {len(values)} rows have no user, the first in row "
                 f"{min(missing)}; drop these rows or name their user."
             )
+        if task.mixes_booleans(values):
+            raise TypeError
         if any(isinstance(user, bytes) for user in rows):
             # As text, b"ann" would be "b'ann'", another client than "ann".
             raise ValueError(

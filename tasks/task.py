@@ -274,6 +274,12 @@ def is_missing(value: Any) -> bool:
     return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
+def mixes_booleans(values: Iterable[Any]) -> bool:
+    """Returns whether booleans are among other values: `True` equals 1 and would become one key."""
+    types = {bool if issubclass(kind, np.bool_) else kind for kind in set(map(type, values))}
+    return bool in types and len(types) > 1
+
+
 def _names(client_ids: Sequence[Any] | None, number: int) -> Sequence[str]:
     if client_ids is None:
         return [str(index) for index in range(number)]
