@@ -256,7 +256,8 @@ class Comparison:
             which = "best round of each run"
         else:
             which = "final model"
-        return f"{column['name']} ({column['metric']}, {which})"
+        metric = results.metric_in_words(column, column["metric"])
+        return f"{column['name']} ({metric}, {which})"
 
     def warnings(self, column: str | None = None) -> list[str]:
         """Returns sentences on what the numbers of a column cannot show.

@@ -518,6 +518,22 @@ def rounds_averaged(column: Mapping[str, Any], reached: Iterable[float]) -> int:
     return min([column.get("last_rounds", 1), *halves])
 
 
+def metric_in_words(column: Mapping[str, Any], metric: str) -> str:
+    """Returns how a column's numbers are made of its metric.
+
+    Args:
+      column: Column of a set-up or comparison.
+      metric: How the metric is written.
+    """
+    if column.get("scale", 1) != 1:
+        metric += f" x {column['scale']:g}"
+    if "offset" in column:
+        metric += f" + {column['offset']:g}"
+    if "power" in column:
+        metric = f"({metric})^{column['power']:g}"
+    return metric
+
+
 def columns_in_words(setup: Setup, names: Collection[str] | None = None) -> list[str]:
     """Returns what each column of a table is, by the names that docs/metrics.md defines.
 
@@ -529,13 +545,7 @@ def columns_in_words(setup: Setup, names: Collection[str] | None = None) -> list
     for column in setup.columns:
         if names is not None and column["name"] not in names:
             continue
-        metric = f"`{column['metric']}`"
-        if column.get("scale", 1) != 1:
-            metric += f" x {column['scale']:g}"
-        if "offset" in column:
-            metric += f" + {column['offset']:g}"
-        if "power" in column:
-            metric = f"({metric})^{column['power']:g}"
+        metric = metric_in_words(column, f"`{column['metric']}`")
         if "last_rounds" in column:
             metric += f", mean of the last {column['last_rounds']} rounds"
         elif "best" in column:
