@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tasks import missing, partitions
-from tasks.task import ArrayFederatedData, Examples, Task, TaskError, require_plain
+from tasks.task import (
+    ArrayFederatedData,
+    Examples,
+    Task,
+    TaskError,
+    mixes_booleans,
+    require_plain,
+)
 from tff_suite import imports, memory
 
 with imports.when_used():
@@ -36,8 +43,14 @@ NAME = "tasks.frames.name"
 MOST_CATEGORIES = 100
 # Whole numbers with at most this many values may have been meant as classes.
 _FEW = 20
+# What missing values become when a column is made text, as by `astype(str)`.
+_MISSING_AS_TEXT = ("nan", "None", "<NA>", "NaT")
 # A column is reported if float32 rounds it by more than this share of its standard deviation.
 _COARSE = 0.01
+# Copies of training rows are reported if more than this share of the rows held out are such.
+_MOST_COPIES = 0.01
+# Rows that are looked at together.
+_TOGETHER = 4096
 _PADDING, _UNKNOWN = 0, 1
 # Pillow's modes of images in grey, and of pixels that do not fit into a byte.
 _GREY, _DEEP = ("1", "L", "LA", "La"), ("I", "F")
@@ -334,6 +347,7 @@ class _Table:
         users_may_lack: bool = False,
     ):
         self.frame, self.id = frame, id
+        self._told: set[Any] = set()
         self.what = what = getattr(frame, "attrs", {}).get(NAME, what)
         if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
             raise TaskError(
@@ -368,7 +382,7 @@ class _Table:
         return self.frame[name].tolist()
 
     def complete(self, name: str) -> None:
-        """Refuses a column with missing or infinite values."""
+        """Refuses a column with missing or infinite values; warns once of text that may be such."""
         column = self.frame[name]
         wrong = column.isna().to_numpy(bool)
         kind = "missing values"
@@ -379,6 +393,7 @@ class _Table:
                 f"{self.what}: column {name!r} has {int(wrong.sum())} {kind}, the first in row "
                 f"{int(np.argmax(wrong))}; drop these rows or fill in the values."
             )
+        self._report_missing_as_text(name, column)
         if column.dtype != object:
             return
         single = column.map(lambda value: isinstance(value, Hashable)).to_numpy(bool)
@@ -393,6 +408,20 @@ class _Table:
             raise TaskError(
                 f"{self.what}: column {name!r} has bytes; make them text, by "
                 "[value.decode() for value in column]."
+            )
+
+    def _report_missing_as_text(self, name: str, column: Any) -> None:
+        from pandas.api import types
+
+        if name in self._told or types.is_numeric_dtype(column):
+            return
+        self._told.add(name)
+        lost = column.isin(_MISSING_AS_TEXT).to_numpy(bool)
+        if lost.any():
+            row = int(np.argmax(lost))
+            _warn(
+                f"{self.what}: column {name!r} has {column.iloc[row]!r} in {int(lost.sum())} rows, "
+                f"the first in row {row}; if missing values were made text, drop these rows."
             )
 
 
@@ -527,6 +556,8 @@ def _categories(column: Any) -> list[Any]:
         return [v for v in column.cat.categories.tolist() if (column == v).any()]
     values = column.unique().tolist()
     try:
+        if column.dtype == object and mixes_booleans(column):
+            raise TypeError
         return sorted(values)
     except TypeError as e:
         raise TaskError(
@@ -759,7 +790,8 @@ class _Images:
                     has_alpha = "A" in seen.getbands() and seen.mode != "LAB"
                     alpha = seen.getchannel("A") if has_alpha else None
                     pixels = np.asarray(file.convert("L" if file.mode in _GREY else "RGB"))
-                    several = getattr(file, "is_animated", False)
+                    # MPO is a camera's JPEG with previews of the same picture.
+                    several = getattr(file, "is_animated", False) and file.format != "MPO"
             except TaskError:
                 raise
             # Pillow does not say what its decoders raise.
@@ -928,6 +960,13 @@ def _task(  # noqa: C901
         if purpose == "test":
             other_x, other_y = arrays(other)
             sets["central_test"] = Examples(transform(other_x) if transform else other_x, other_y)
+    training = _keys(x, y)
+    for purpose, own in held_out.items():
+        at = np.concatenate(list(own.values()))
+        _report_copies(purpose, training[at], training[rows])
+    for purpose, other in (("test", test_table), ("validation", validation_table)):
+        if other is not None:
+            _report_copies(purpose, _keys(*arrays(other)), training[rows])
     encoding = {"target": target.name, **inputs.encoding()}
     if target.classes is not None:
         encoding["classes"] = _for_json(target.classes)
@@ -1040,6 +1079,27 @@ def _report_strangers(table: _Table, own: Mapping, training: Mapping) -> None:
         _warn(
             f"{missing.clients(strangers)} of {len(own)} in {table.what} have no training rows; "
             "they are tested with the others."
+        )
+
+
+def _keys(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Returns a number for each row, int64 `[n]`, alike where inputs and target are alike."""
+    keys = np.empty(len(y), np.int64)
+    for start in range(0, len(y), _TOGETHER):
+        part = slice(start, start + _TOGETHER)
+        inputs = np.asarray(x[part], np.float32).reshape(len(y[part]), -1)
+        targets = np.asarray(y[part], np.float32).reshape(len(inputs), -1)
+        keys[part] = [hash(row.tobytes()) for row in np.concatenate([inputs, targets], axis=1)]
+    return keys
+
+
+def _report_copies(purpose: str, held: np.ndarray, training: np.ndarray) -> None:
+    """Warns of held-out rows that are training rows as well, by their `_keys`."""
+    copies = int(np.isin(held, training).sum())
+    if copies > _MOST_COPIES * len(held):
+        _warn(
+            f"{copies} of {len(held)} {purpose} rows have the inputs and target of a training row; "
+            "if they are copies, remove them: they make results look better than they are."
         )
 
 

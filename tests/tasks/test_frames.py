@@ -229,7 +229,7 @@ def test_standardised_far_from_0_as_near_it():
 
 def test_words_are_numbered_by_training_rows():
     df = frame(said=["The cat.", "the DOG", "the emu!", "a b c d e f"] * 6)
-    task = made(df, text="said", features=None, text_length=4, vocabulary_size=5)
+    task = made(df, text="said", features=None, text_length=4, vocabulary_size=5, test=None)
     words = task.encoding["words"]
     assert len(words) == 5 and words[0] == "the"
     place = {word: k + task.encoding["first_word"] for k, word in enumerate(words)}
@@ -302,6 +302,14 @@ def test_frames_and_pages_that_are_not_used_are_said(tmp_path, ending):
     assert not task.train.examples(0).x.any()
 
 
+def test_previews_in_a_cameras_picture_are_not_told(tmp_path):
+    pages = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    pages[0].save(tmp_path / "seen.mpo", save_all=True, append_images=pages[1:])
+    with Image.open(tmp_path / "seen.mpo") as file:
+        assert file.format == "MPO" and file.n_frames == 2
+    made(frame(file="seen.mpo"), image="file", image_dir=str(tmp_path), test=None)
+
+
 def test_whatever_a_decoder_raises_is_one_line(tmp_path, monkeypatch):
     Image.new("L", (3, 4)).save(tmp_path / "odd.png")
 
@@ -321,7 +329,7 @@ def test_an_image_too_large_for_pillow_is_one_line(tmp_path, monkeypatch):
 
 
 def test_tests_of_another_table():
-    other = frame(8)
+    other = frame(8, b=9)
     task = made(test_frame=other)
     assert task.train.sizes.sum() == 24 and rows_of(task.test)["u1"] == {1.0, 5.0}
     central = made(test_frame=other.drop(columns="who"))
@@ -387,7 +395,9 @@ def with_value(column, value, row=3):
         (with_value("kind", None), {}, "column 'kind' has 1 missing values"),
         (with_value("who", None), {}, "column 'who' has 1 missing values"),
         (with_value("who", 7), {}, "column 'who': users must be all text or all numbers"),
+        (frame(who=[1, True, 2, 3] * 6), {}, "column 'who': users must be all text or all numbers"),
         (with_value("kind", 7), {}, "column 'kind' mixes values of several types"),
+        (frame(kind=[1, True, 2, 3] * 6), {}, "column 'kind' mixes values of several types"),
         (None, {"user": "whom"}, "user: df has no column 'whom'; it has who, a, b, kind"),
         (None, {"target": "sort"}, "target: df has no column 'sort'"),
         (None, {"features": ["a", "c"]}, "features: df has no column 'c'"),
@@ -562,11 +572,8 @@ def test_test_arrays_are_two_or_three(tests):
 def test_a_colour_named_a_is_not_transparency(tmp_path):
     Image.new("LAB", (4, 2)).save(tmp_path / "lab.tif")
     df = frame(photo="lab.tif")
-    assert made(df, image="photo", image_dir=str(tmp_path)).train.examples(0).x.shape[1:] == (
-        2,
-        4,
-        3,
-    )
+    task = made(df, image="photo", image_dir=str(tmp_path), test=None)
+    assert task.train.examples(0).x.shape[1:] == (2, 4, 3)
 
 
 def test_the_record_keeps_booleans_of_a_sparse_column():
@@ -601,6 +608,10 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
         ),
         (frame(note=["x", "y"] * 12), "non-numeric columns are left out: note"),
         (frame(kind=[f"0,{k}" for k in range(24)]), "'kind' has 24 different values in 24 rows"),
+        (
+            frame(who=np.array(["u0", np.nan, "u1", "u2"] * 6)),
+            "df: column 'who' has 'nan' in 6 rows, the first in row 1; if missing values were",
+        ),
         (frame(b=["1", "2.5"] * 12), "feature 'b' is text, though every value reads as a number"),
     ],
 )
@@ -609,6 +620,35 @@ def test_what_may_be_meant_otherwise_is_said_by_name(df, says):
     with pytest.warns(RuntimeWarning, match=says) as warned:
         tasks.from_frame(df, user="who", target="kind", model=dense(3), **named)
     assert all(w.filename == __file__ for w in warned), "it names the caller's line"
+
+
+def test_copies_of_training_rows_are_counted_wherever_they_are_held_out():
+    df = frame()
+    near = df.assign(a=df.a + 0.5)
+    both = pd.concat([near[:20], df[:4]])
+    fields = {"user": "who", "target": "kind", "model": dense(3)}
+    says = "4 of 24 test rows have the inputs and target of a training row; if they are copies"
+    with pytest.warns(RuntimeWarning, match=says):
+        tasks.from_frame(df, test_frame=both, **fields)
+    with pytest.warns(RuntimeWarning, match="24 of 24 validation rows have"):
+        tasks.from_frame(df, validation=df, test=None, **fields)
+    made(df, test_frame=near)
+    # Another target is another example.
+    made(df, test_frame=df.assign(kind=np.roll(df.kind, 4)))
+    twice = pd.concat([df, df], ignore_index=True)
+    with pytest.warns(RuntimeWarning, match=r"\d of \d+ test rows have the inputs and target"):
+        tasks.from_frame(twice, **fields)
+    x = np.repeat(np.arange(12.0), 2)[:, None]
+    with pytest.warns(RuntimeWarning, match="6 of 6 test rows have"):
+        tasks.from_arrays(
+            x[::2],
+            x[::2, 0],
+            None,
+            partition="iid",
+            num_clients=2,
+            model=dense(1, 1),
+            test_arrays=(x[:6].astype(np.float32), x[:6, 0]),
+        )
 
 
 @pytest.mark.parametrize(
