@@ -939,10 +939,16 @@ def _task(  # noqa: C901
     def arrays(other: _Table) -> tuple[np.ndarray, np.ndarray]:
         return inputs.take(other), target.take(other)
 
+    @functools.cache
+    def keys() -> np.ndarray:
+        return _keys(x, y)
+
     sets: dict[str, Any] = {"test": None, "validation": None, "central_test": None}
     for purpose, own in held_out.items():
         if any(map(len, own.values())):
             sets[purpose] = federated(own)
+            at = np.concatenate(list(own.values()))
+            _report_copies(purpose, keys()[at], keys()[rows])
         else:
             _warn(f"{purpose}={shares[purpose]} holds out nothing: clients have too few rows.")
     if sets["test"] is not None:
@@ -957,16 +963,10 @@ def _task(  # noqa: C901
             sets[purpose] = of(other, own)
         elif purpose == "validation":
             raise TaskError("validation must have the column of users, as the training table has.")
+        _report_copies(purpose, _keys(*arrays(other)), keys()[rows])
         if purpose == "test":
             other_x, other_y = arrays(other)
             sets["central_test"] = Examples(transform(other_x) if transform else other_x, other_y)
-    training = _keys(x, y)
-    for purpose, own in held_out.items():
-        at = np.concatenate(list(own.values()))
-        _report_copies(purpose, training[at], training[rows])
-    for purpose, other in (("test", test_table), ("validation", validation_table)):
-        if other is not None:
-            _report_copies(purpose, _keys(*arrays(other)), training[rows])
     encoding = {"target": target.name, **inputs.encoding()}
     if target.classes is not None:
         encoding["classes"] = _for_json(target.classes)
