@@ -11,8 +11,9 @@ import numbers
 import os
 import re
 import sys
+import unicodedata
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -504,6 +505,8 @@ class _Target:
             raise TaskError(
                 f"target {name!r} has one value only, {self.classes[0]!r}: nothing to learn."
             )
+        if self.classes is not None:
+            _report_alike("classes", self.classes)
         if target_type is None and self.classes is not None:
             if number > max(_FEW, len(column) / 2):
                 _warn(
@@ -655,6 +658,7 @@ class _Features:
                     f"{MOST_CATEGORIES}; name it as the column of text, or leave it out."
                 )
             self._categories[name] = values
+            _report_alike(f"categories of feature {name!r}", values)
         self._standardize = standardize
         # Mean and deviation.
         self._scale: tuple[np.ndarray, np.ndarray] | None = None
@@ -743,7 +747,7 @@ class _Texts:
                 f"{table.what}: column {self._name!r} has {texts[wrong]!r} in row {wrong}; it must "
                 "be text."
             )
-        return [_WORD.findall(text.lower()) for text in texts]
+        return [_WORD.findall(unicodedata.normalize("NFC", text.lower())) for text in texts]
 
     def encoding(self) -> dict[str, Any]:
         """Describes the inputs, for the record."""
@@ -763,11 +767,11 @@ class _Images:
 
     def take(self, table: _Table) -> np.ndarray:
         """Returns the images of a table's rows, uint8 `[n, height, width, channels]`."""
-        from PIL import Image
+        from PIL import ExifTags, Image
 
         table.require(self._name, "image")
         images: np.ndarray | None = None
-        transparent, of_several = [], []
+        transparent, of_several, turned = [], [], []
         for row, path in enumerate(table.values(self._name)):
             place = f"{table.what}: column {self._name!r}, row {row}"
             if not isinstance(path, str | os.PathLike):
@@ -792,6 +796,7 @@ class _Images:
                     pixels = np.asarray(file.convert("L" if file.mode in _GREY else "RGB"))
                     # MPO is a camera's JPEG with previews of the same picture.
                     several = getattr(file, "is_animated", False) and file.format != "MPO"
+                    is_turned = file.getexif().get(ExifTags.Base.Orientation, 1) != 1
             except TaskError:
                 raise
             # Pillow does not say what its decoders raise.
@@ -815,6 +820,8 @@ class _Images:
                 transparent.append(os.path.basename(path))
             if several:
                 of_several.append(os.path.basename(path))
+            if is_turned:
+                turned.append(os.path.basename(path))
         if of_several:
             _warn(
                 f"{table.what}: {len(of_several)} images have several frames or pages, of which "
@@ -824,6 +831,12 @@ class _Images:
             _warn(
                 f"{table.what}: {len(transparent)} images have transparent pixels, whose hidden "
                 f"colours are used: {_some(transparent)}."
+            )
+        if turned:
+            _warn(
+                f"{table.what}: {len(turned)} images are shown turned (EXIF orientation) but read "
+                f"as they are stored: {_some(turned)}; to turn them, save them again after "
+                "PIL.ImageOps.exif_transpose."
             )
         assert images is not None  # A table has rows.
         return images
@@ -1059,18 +1072,26 @@ def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray 
             _warn(
                 f"left out: {missing.clients(without)} of column {table.user!r}, without any rows."
             )
-    written: dict[str, list[str]] = {}
-    for name in parts:
-        written.setdefault(name.strip().casefold(), []).append(name)
-    alike = [" and ".join(map(repr, names)) for names in written.values() if len(names) > 1]
-    if alike:
-        _warn(
-            "users whose names differ only in capitals or blanks are different users: "
-            f"{_some(alike)}."
-        )
+    _report_alike("users", parts)
     one_class = [name for name, rows in parts.items() if y is not None and len(set(y[rows])) == 1]
     if one_class:
         _warn(f"{missing.clients(one_class)} of {len(parts)} have rows of one class only.")
+
+
+def _report_alike(kind: str, names: Iterable[Any]) -> None:
+    """Warns of names that a reader would take for one."""
+    written: dict[str, list[str]] = {}
+    for name in names:
+        if isinstance(name, str):
+            read = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+            written.setdefault(read, []).append(name)
+    # Two forms of one character look the same unless they are spelt out.
+    alike = [" and ".join(map(ascii, names)) for names in written.values() if len(names) > 1]
+    if alike:
+        _warn(
+            f"{kind} whose names differ only in capitals, blanks or the form of Unicode are "
+            f"different {kind}: {_some(alike)}."
+        )
 
 
 def _report_strangers(table: _Table, own: Mapping, training: Mapping) -> None:

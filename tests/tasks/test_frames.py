@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import tensorflow as tf
-from PIL import Image
+from PIL import ExifTags, Image
 
 import simulation
 import tasks
@@ -227,6 +227,13 @@ def test_standardised_far_from_0_as_near_it():
     assert not x[:, 2].any()
 
 
+def test_a_word_is_the_same_in_both_forms_of_unicode():
+    df = frame(said=["caf\u00e9", "cafe\u0301"] * 12)
+    task = made(df, text="said", features=None, text_length=2, test=None)
+    assert task.encoding["words"] == ["caf\u00e9"]
+    assert set(task.train.examples(0).x[:, 1]) == {0}
+
+
 def test_words_are_numbered_by_training_rows():
     df = frame(said=["The cat.", "the DOG", "the emu!", "a b c d e f"] * 6)
     task = made(df, text="said", features=None, text_length=4, vocabulary_size=5, test=None)
@@ -308,6 +315,19 @@ def test_previews_in_a_cameras_picture_are_not_told(tmp_path):
     with Image.open(tmp_path / "seen.mpo") as file:
         assert file.format == "MPO" and file.n_frames == 2
     made(frame(file="seen.mpo"), image="file", image_dir=str(tmp_path), test=None)
+
+
+def test_turned_photographs_are_told_and_read_as_stored(tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    stored = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4))
+    stored.save(tmp_path / "turned.png", exif=exif)
+    given = {"user": "who", "target": "kind", "image": "file", "image_dir": str(tmp_path)}
+    with pytest.warns(RuntimeWarning, match="24 images are shown turned .EXIF .* turned.png"):
+        task = tasks.from_frame(frame(file="turned.png"), model=dense(3), **given)
+    np.testing.assert_array_equal(
+        task.train.examples(0).x[0, :, :, 0] * 255, np.arange(12).reshape(3, 4)
+    )
 
 
 def test_whatever_a_decoder_raises_is_one_line(tmp_path, monkeypatch):
@@ -604,7 +624,19 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
         ),
         (
             frame(who=["Ann", "ann ", "bob", "cy"] * 6),
-            "differ only in capitals or blanks are different users: 'Ann' and 'ann '",
+            "Unicode are different users: 'Ann' and 'ann '",
+        ),
+        (
+            frame(who=["Ren\u00e9", "Rene\u0301", "bob", "cy"] * 6),
+            r"are different users: 'Rene\\u0301' and 'Ren\\xe9'",
+        ),
+        (
+            frame(kind=["yes", "Yes ", "no", "no"] * 6),
+            "capitals, blanks or the form of Unicode are different classes: 'Yes ' and 'yes'",
+        ),
+        (
+            frame(b=["x  y", "x y"] * 12),
+            "are different categories of feature 'b': 'x  y' and 'x y'",
         ),
         (frame(note=["x", "y"] * 12), "non-numeric columns are left out: note"),
         (frame(kind=[f"0,{k}" for k in range(24)]), "'kind' has 24 different values in 24 rows"),
