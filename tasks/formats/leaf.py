@@ -14,6 +14,7 @@ tests.
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ Convert = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]]
 _PARTS = ("train", "test")
 # Folders of the steps before the split, the latest first.
 _UNSPLIT = ("rem_user_data", "sampled_data", "all_data")
+# Names of files that hold users but would be passed over.
+_UNREAD = re.compile(r"\.json(\.(gz|bz2|xz|zip))?$", re.IGNORECASE)
 
 
 class Found(NamedTuple):
@@ -269,8 +272,17 @@ def _json_files(folder: str, advice: str) -> list[str]:
     with files_lib.decoding(folder, advice):
         names = os.listdir(folder)
     # What macOS puts beside a file on other systems' disks is called `._` and the file's name.
-    names = [name for name in names if name.endswith(".json") and not name.startswith(".")]
-    return [os.path.join(folder, name) for name in sorted(names)]
+    shown = {name for name in names if not name.startswith(".")}
+    read = {name for name in shown if name.endswith(".json")}
+    packed = filter(_UNREAD.search, shown - read)
+    # A packed file beside its content is a copy.
+    unread = [name for name in packed if _UNREAD.sub(".json", name) not in read]
+    if unread:
+        raise DataError(
+            f"{os.path.join(folder, min(unread))} would be left out, since only names that end in "
+            f".json are read; unpack or rename it, or {advice}"
+        )
+    return [os.path.join(folder, name) for name in sorted(read)]
 
 
 def _read(

@@ -260,6 +260,21 @@ def test_files_of_two_samplings_in_one_folder_are_refused(tmp_path, how):
         _load(tmp_path) if how == "load" else _prepared(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["all_data_1.json.gz", "all_data_1.JSON"])
+def test_a_file_that_would_be_left_out_is_refused(tmp_path, name):
+    _write_all(tmp_path)
+    (tmp_path / "all_data" / "all_data_1.json").rename(tmp_path / "all_data" / name)
+    with pytest.raises(DataError, match=f"{name} would be left out.*unpack or rename it"):
+        _load(tmp_path)
+
+
+def test_a_packed_copy_beside_its_file_is_passed_over(tmp_path):
+    _write_all(tmp_path)
+    before = _load(tmp_path).train.client_ids
+    (tmp_path / "all_data" / "all_data_0.json.gz").write_bytes(b"")
+    assert _load(tmp_path).train.client_ids == before
+
+
 @pytest.mark.parametrize("source", ["auto", "leaf"])
 def test_missing_files_are_one_line(tmp_path, source):
     with pytest.raises(DataError) as error:
