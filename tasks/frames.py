@@ -44,8 +44,9 @@ NAME = "tasks.frames.name"
 MOST_CATEGORIES = 100
 # Whole numbers with at most this many values may have been meant as classes.
 _FEW = 20
-# What missing values become when a column is made text, as by `astype(str)`.
-_MISSING_AS_TEXT = ("nan", "None", "<NA>", "NaT")
+# What missing values become when a column is made text, as by `astype(str)`, and how files write
+# them. pandas takes most of the latter for missing when it reads a file, but not "?".
+_MISSING_AS_TEXT = ("", *"nan None <NA> NaT NaN NA N/A n/a null NULL ?".split())
 # A column is reported if float32 rounds it by more than this share of its standard deviation.
 _COARSE = 0.01
 # Copies of training rows are reported if more than this share of the rows held out are such.
@@ -417,12 +418,13 @@ class _Table:
         if name in self._told or types.is_numeric_dtype(column):
             return
         self._told.add(name)
-        lost = column.isin(_MISSING_AS_TEXT).to_numpy(bool)
+        bare = column.map(lambda value: value.strip() if isinstance(value, str) else value)
+        lost = bare.isin(_MISSING_AS_TEXT).to_numpy(bool)
         if lost.any():
             row = int(np.argmax(lost))
             _warn(
                 f"{self.what}: column {name!r} has {column.iloc[row]!r} in {int(lost.sum())} rows, "
-                f"the first in row {row}; if missing values were made text, drop these rows."
+                f"the first in row {row}; if it stands for a missing value, drop these rows."
             )
 
 

@@ -642,13 +642,18 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
         (frame(kind=[f"0,{k}" for k in range(24)]), "'kind' has 24 different values in 24 rows"),
         (
             frame(who=np.array(["u0", np.nan, "u1", "u2"] * 6)),
-            "df: column 'who' has 'nan' in 6 rows, the first in row 1; if missing values were",
+            "df: column 'who' has 'nan' in 6 rows, the first in row 1; if it stands for a missing",
+        ),
+        (
+            # As UCI's files write what is missing, which makes a column of numbers text.
+            frame(b=["1", " ?", "2", "1"] * 6),
+            r"column 'b' has ' \?' in 6 rows, the first in row 1; if it stands for a missing",
         ),
         (frame(b=["1", "2.5"] * 12), "feature 'b' is text, though every value reads as a number"),
     ],
 )
 def test_what_may_be_meant_otherwise_is_said_by_name(df, says):
-    named = {"features": ["a", "b"]} if "feature 'b'" in says else {}
+    named = {"features": ["a", "b"]} if "'b'" in says else {}
     with pytest.warns(RuntimeWarning, match=says) as warned:
         tasks.from_frame(df, user="who", target="kind", model=dense(3), **named)
     assert all(w.filename == __file__ for w in warned), "it names the caller's line"
