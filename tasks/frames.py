@@ -44,9 +44,9 @@ NAME = "tasks.frames.name"
 MOST_CATEGORIES = 100
 # Whole numbers with at most this many values may have been meant as classes.
 _FEW = 20
-# What missing values become when a column is made text, as by `astype(str)`, and how files write
-# them. pandas takes most of the latter for missing when it reads a file, but not "?".
-_MISSING_AS_TEXT = ("", *"nan None <NA> NaT NaN NA N/A n/a null NULL ?".split())
+# Text that may stand for a missing value: what `astype(str)` makes of one, and how files write it.
+# pandas reads most of these as missing, but not "?".
+_MISSING_MARKS = ("", *"nan None <NA> NaT NaN NA N/A n/a null NULL ?".split())
 # A column is reported if float32 rounds it by more than this share of its standard deviation.
 _COARSE = 0.01
 # Copies of training rows are reported if more than this share of the rows held out are such.
@@ -395,7 +395,7 @@ class _Table:
                 f"{self.what}: column {name!r} has {int(wrong.sum())} {kind}, the first in row "
                 f"{int(np.argmax(wrong))}; drop these rows or fill in the values."
             )
-        self._report_missing_as_text(name, column)
+        self._report_missing_marks(name, column)
         if column.dtype != object:
             return
         single = column.map(lambda value: isinstance(value, Hashable)).to_numpy(bool)
@@ -412,14 +412,14 @@ class _Table:
                 "[value.decode() for value in column]."
             )
 
-    def _report_missing_as_text(self, name: str, column: Any) -> None:
+    def _report_missing_marks(self, name: str, column: Any) -> None:
         from pandas.api import types
 
         if name in self._told or types.is_numeric_dtype(column):
             return
         self._told.add(name)
         bare = column.map(lambda value: value.strip() if isinstance(value, str) else value)
-        lost = bare.isin(_MISSING_AS_TEXT).to_numpy(bool)
+        lost = bare.isin(_MISSING_MARKS).to_numpy(bool)
         if lost.any():
             row = int(np.argmax(lost))
             _warn(
@@ -503,14 +503,13 @@ class _Target:
                 )
         is_category = not is_number if target_type is None else target_type == "category"
         self.classes = _categories(column) if is_category else None
-        if self.classes is not None and len(self.classes) < 2:
-            raise TaskError(
-                f"target {name!r} has one value only, {self.classes[0]!r}: nothing to learn."
-            )
         if self.classes is not None:
+            if len(self.classes) < 2:
+                raise TaskError(
+                    f"target {name!r} has one value only, {self.classes[0]!r}: nothing to learn."
+                )
             _report_alike("classes", self.classes)
-        if target_type is None and self.classes is not None:
-            if number > max(_FEW, len(column) / 2):
+            if target_type is None and number > max(_FEW, len(column) / 2):
                 _warn(
                     f"target {name!r} has {number} different values in {len(column)} rows and is "
                     "treated as classes; if they are numbers, pd.to_numeric makes them so."

@@ -27,8 +27,8 @@ for _signal, _handler in (
     if signal.getsignal(_signal) == signal.SIG_IGN:
         signal.signal(_signal, _handler)
 
-# Read once, when TensorFlow is imported, which a test file may do before any fixture runs. As the
-# commands set it; otherwise the first test that looks for GPUs gets a line of errors.
+# Read once, when TensorFlow is imported, which a test file may do before any fixture runs. The
+# commands set the same level. Below it, TensorFlow prints an error where it finds no GPU.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # What TFDS keeps for whoever runs the tests is no part of them.
 os.environ["TFDS_DATA_DIR"] = os.path.join(os.devnull, "no", "such", "folder")

@@ -29,8 +29,8 @@ Convert = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]]
 _PARTS = ("train", "test")
 # Folders of the steps before the split, the latest first.
 _UNSPLIT = ("rem_user_data", "sampled_data", "all_data")
-# Names of files that hold users but would be passed over.
-_UNREAD = re.compile(r"\.json(\.(gz|bz2|xz|zip))?$", re.IGNORECASE)
+# Files with these endings may hold users. Only `.json` is read.
+_ENDINGS = re.compile(r"\.json(\.(gz|bz2|xz|zip))?$", re.IGNORECASE)
 
 
 class Found(NamedTuple):
@@ -274,9 +274,9 @@ def _json_files(folder: str, advice: str) -> list[str]:
     # What macOS puts beside a file on other systems' disks is called `._` and the file's name.
     shown = {name for name in names if not name.startswith(".")}
     read = {name for name in shown if name.endswith(".json")}
-    packed = filter(_UNREAD.search, shown - read)
+    others = filter(_ENDINGS.search, shown - read)
     # A packed file beside its content is a copy.
-    unread = [name for name in packed if _UNREAD.sub(".json", name) not in read]
+    unread = [name for name in others if _ENDINGS.sub(".json", name) not in read]
     if unread:
         raise DataError(
             f"{os.path.join(folder, min(unread))} would be left out, since only names that end in "

@@ -624,7 +624,8 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
         ),
         (
             frame(who=["Ann", "ann ", "bob", "cy"] * 6),
-            "Unicode are different users: 'Ann' and 'ann '",
+            "differ only in capitals, blanks or the form of Unicode are different users: "
+            "'Ann' and 'ann '",
         ),
         (
             frame(who=["Ren\u00e9", "Rene\u0301", "bob", "cy"] * 6),
