@@ -29,6 +29,7 @@ Convert = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, Any]]
 _PARTS = ("train", "test")
 # Folders of the steps before the split, the latest first.
 _UNSPLIT = ("rem_user_data", "sampled_data", "all_data")
+_STEPS = (*_PARTS, *_UNSPLIT)
 # Files with these endings may hold users. Only `.json` is read.
 _ENDINGS = re.compile(r"\.json(\.(gz|bz2|xz|zip))?$", re.IGNORECASE)
 
@@ -62,13 +63,21 @@ def find(data_dir: str, task: str, advice: str) -> Found | None:
       advice: Where to get the files and how to point at them, for error messages.
 
     Raises:
-      DataError: If a folder may not be read, or has only one of `train` and `test`.
+      DataError: If a folder may not be read, only one of `train` and `test` has files, or a file of
+        the latest step has a name that would leave it out.
     """
     for folder in _folders(data_dir, task):
-        found = {s: _json_files(os.path.join(folder, s), advice) for s in (*_PARTS, *_UNSPLIT)}
-        there = [step for step, paths in found.items() if paths]
-        unsplit = [step for step in there if step in _UNSPLIT]
-        parts = [step for step in there if step in _PARTS]
+        names = {step: _names(os.path.join(folder, step), advice) for step in _STEPS}
+        found = {
+            step: [os.path.join(folder, step, name) for name in sorted(shown) if _is_read(name)]
+            for step, shown in names.items()
+        }
+        unsplit = [step for step in _UNSPLIT if found[step]]
+        parts = [step for step in _PARTS if found[step]]
+        # No file of a step before the latest one is read, whatever its name.
+        chosen = _PARTS if parts else unsplit[:1]
+        for step in _STEPS[: _STEPS.index(chosen[-1]) + 1] if chosen else _STEPS:
+            _refuse_unread(os.path.join(folder, step), names[step], advice)
         if len(parts) == 1:
             other = "test" if parts == ["train"] else "train"
             raise DataError(
@@ -91,7 +100,7 @@ def missing(data_dir: str, task: str, what: str, advice: str) -> DataError:
       what: Other possible sources that are also missing, as text, or empty.
       advice: Where to get the files and how to point at them.
     """
-    paths = [os.path.join(f, s) for f in _folders(data_dir, task) for s in (*_PARTS, *_UNSPLIT)]
+    paths = [os.path.join(f, step) for f in _folders(data_dir, task) for step in _STEPS]
     there = files_lib.but_there_is([*paths, os.path.join(data_dir, task)])
     return DataError(
         f"{data_dir} has no LEAF files (all_data, or train and test){what}{there}; {advice}"
@@ -112,8 +121,7 @@ def patterns(task: str) -> list[str]:
     Args:
       task: Name of the data set.
     """
-    steps = (*_PARTS, *_UNSPLIT)
-    files = [os.path.join(p, step, "*.json") for p in _parents(task) for step in steps]
+    files = [os.path.join(p, step, "*.json") for p in _parents(task) for step in _STEPS]
     return [f"{task}.prepared", *files]
 
 
@@ -266,23 +274,29 @@ def prepare(
     return prepared.write(source(found, arrays, convert, advice), data_dir, task, published)
 
 
-def _json_files(folder: str, advice: str) -> list[str]:
+def _names(folder: str, advice: str) -> list[str]:
+    """Returns the names of a step's files, none if there is no such folder."""
     if not (files_lib.exists(folder, advice) and os.path.isdir(folder)):
         return []
     with files_lib.decoding(folder, advice):
-        names = os.listdir(folder)
-    # What macOS puts beside a file on other systems' disks is called `._` and the file's name.
-    shown = {name for name in names if not name.startswith(".")}
-    read = {name for name in shown if name.endswith(".json")}
-    others = filter(_ENDINGS.search, shown - read)
+        # What macOS puts beside a file on other systems' disks is called `._` and the file's name.
+        return [name for name in os.listdir(folder) if not name.startswith(".")]
+
+
+def _is_read(name: str) -> bool:
+    return name.endswith(".json")
+
+
+def _refuse_unread(folder: str, names: Sequence[str], advice: str) -> None:
+    """Refuses files whose names say that they hold users, but are not read."""
+    others = [name for name in names if _ENDINGS.search(name) and not _is_read(name)]
     # A packed file beside its content is a copy.
-    unread = [name for name in others if _ENDINGS.sub(".json", name) not in read]
+    unread = [name for name in others if _ENDINGS.sub(".json", name) not in names]
     if unread:
         raise DataError(
             f"{os.path.join(folder, min(unread))} would be left out, since only names that end in "
             f".json are read; unpack or rename it, or {advice}"
         )
-    return [os.path.join(folder, name) for name in sorted(read)]
 
 
 def _read(

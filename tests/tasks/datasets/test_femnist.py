@@ -275,6 +275,29 @@ def test_a_packed_copy_beside_its_file_is_passed_over(tmp_path):
     assert _load(tmp_path).train.client_ids == before
 
 
+@pytest.mark.parametrize(
+    ("step", "refused"), [("all_data", False), ("rem_user_data", False), ("train", True)]
+)
+def test_packed_files_of_an_earlier_step_are_passed_over(tmp_path, step, refused):
+    _write_split(tmp_path)
+    before = _load(tmp_path).train.client_ids
+    (tmp_path / step).mkdir(exist_ok=True)
+    (tmp_path / step / "more.json.gz").write_bytes(b"")
+    if refused:
+        with pytest.raises(DataError, match=r"more\.json\.gz would be left out"):
+            _load(tmp_path)
+    else:
+        assert _load(tmp_path).train.client_ids == before
+
+
+def test_a_packed_file_of_a_later_step_is_refused(tmp_path):
+    _write_all(tmp_path)
+    (tmp_path / "rem_user_data").mkdir()
+    (tmp_path / "rem_user_data" / "more.json.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"rem_user_data/more\.json\.gz would be left out"):
+        _load(tmp_path)
+
+
 @pytest.mark.parametrize("source", ["auto", "leaf"])
 def test_missing_files_are_one_line(tmp_path, source):
     with pytest.raises(DataError) as error:
