@@ -31,6 +31,7 @@ PUBLISHED = tffs.Published(
         "get https://storage.googleapis.com/tff-datasets-public/emnist_all.sqlite.lzma and set "
         "--data_dir to its folder"
     ),
+    clients=(3400, 3400),
     splits=("all_train", "all_test"),
 )
 

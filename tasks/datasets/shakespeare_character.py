@@ -58,6 +58,7 @@ _TFFS = tffs.Published(
     features={"snippets": tffs.Feature((), "bytes")},
     example="a snippet of text",
     advice=_ADVICE,
+    clients=(715, 715),
 )
 _TFFS_DATA = _TFFS.data_files("TFF's Shakespeare", 37_784, 715)
 _TEXT_DATA = DataFiles(

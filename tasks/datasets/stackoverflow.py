@@ -51,6 +51,7 @@ _TFFS = tffs.Published(
     features={name: tffs.Feature((), "bytes") for name in ("tokens", "title", "tags")},
     example="tokens, title and tags",
     advice=_ADVICE,
+    clients=(_PUBLISHED["train"][0], _PUBLISHED["test"][0]),
 )
 
 

@@ -198,6 +198,12 @@ def _read_authors(kind: Kind, path: str, ending: str) -> tuple[Images, Images]:
     sizes = {len(part.labels) for part in train}
     if len(sizes) > 1:
         raise DataError(f"{path} has batches of unequal size, {sorted(sizes)}; {kind.advice}")
+    published, size = kind.tfds.sizes, sum(len(part.labels) for part in train)
+    counts = {
+        "training images": (size, published["train"]),
+        "test images": (len(test.labels), published["test"]),
+    }
+    files.warn_if_not_published(path, counts)
     coarse = [part.coarse for part in train if part.coarse is not None]
     together = Images(
         np.concatenate([part.images for part in train]),

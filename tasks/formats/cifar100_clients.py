@@ -18,6 +18,7 @@ PUBLISHED = tffs.Published(
         "get https://storage.googleapis.com/tff-datasets-public/cifar100.sqlite.lzma and set "
         "--data_dir to its folder"
     ),
+    clients=(500, 100),
 )
 
 

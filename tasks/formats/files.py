@@ -15,6 +15,7 @@ import json
 import os
 import re
 import stat
+import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -155,6 +156,27 @@ def but_there_is(paths: Iterable[str], known: Iterable[str] = ()) -> str:
         if found:
             return f", but {folder or '.'} has {', '.join(found)}"
     return ""
+
+
+def warn_if_not_published(where: str, counts: Mapping[str, tuple[int, int]]) -> None:
+    """Warns if files under a publisher's names hold another number of things than the publisher's.
+
+    Such files are still read: a part of a set is what some have. But no other line would tell it
+    from the whole set.
+
+    Args:
+      where: Path of the files.
+      counts: What is counted → number found, and the publisher's number.
+    """
+    other = {what: pair for what, pair in counts.items() if pair[0] != pair[1]}
+    if other:
+        found = " and ".join(f"{pair[0]:,} {what}" for what, pair in other.items())
+        published = " and ".join(f"{pair[1]:,}" for pair in other.values())
+        print(
+            f"warning: {where} has {found}, the published set {published}; results on it do not "
+            "compare with results on the published set",
+            file=sys.stderr,
+        )
 
 
 def check_regular(path: str) -> None:

@@ -113,7 +113,7 @@ def read_labelled_images(
       published: Number of the publisher's labels, and the SHA-256 of them, a byte each. The same
         number of different labels is refused, and so are more labels: sets of the same form have
         files of the same names, and EMNIST's images are transposed. Fewer labels are accepted as a
-        part of the set.
+        part of the set, with a warning.
 
     Returns:
       Images uint8 `[n, 28, 28, 1]` and labels int32 `[n]`.
@@ -142,4 +142,6 @@ def read_labelled_images(
                 f"its {len(labels):,} labels are not the publisher's {size:,}; they may belong to "
                 "another data set"
             )
+    if published:
+        files.warn_if_not_published(labels_path, {"labels": (len(labels), size)})
     return images[..., np.newaxis], labels.astype(np.int32)

@@ -30,6 +30,7 @@ class Published(NamedTuple):
       features: Features of an example, by name.
       example: Description of an example, for error messages.
       advice: Where to get the set and how to point at it, for error messages.
+      clients: Number of training clients, and of test clients.
       splits: Names of the training and the test split in the database.
     """
 
@@ -39,6 +40,7 @@ class Published(NamedTuple):
     features: Mapping[str, Feature]
     example: str
     advice: str
+    clients: tuple[int, int]
     splits: tuple[str, str] = ("train", "test")
 
     def data_files(self, name: str, examples: int, clients: int = 0, beside: str = "") -> DataFiles:
@@ -114,6 +116,11 @@ def open_clients(
         _split(published, path, split, make, limit)
         for path, split, limit in zip(paths, published.splits, limits, strict=True)
     )
+    counts = {
+        "training clients": (len(train.client_ids), published.clients[0]),
+        "test clients": (len(test.client_ids), published.clients[1]),
+    }
+    files.warn_if_not_published(paths[0], counts)
     if test.client_ids == train.client_ids:
         test.client_ids = train.client_ids
     return train, test

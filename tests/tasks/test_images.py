@@ -153,6 +153,18 @@ def test_the_authors_folders(tmp_path, kind, form, place):
     _check(kind, _load(kind, folder if place == "the folder itself" else tmp_path))
 
 
+@pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("form", ["python", "binary"])
+def test_other_numbers_than_published_are_reported(tmp_path, capsys, kind, form):
+    folder = _write_folder(tmp_path, kind, form)
+    _load(kind, tmp_path)
+    train, test = (len(labels) for _, labels in _expected(kind))
+    assert capsys.readouterr().err == (
+        f"warning: {folder} has {train} training images and {test} test images, the published set "
+        "50,000 and 10,000; results on it do not compare with results on the published set\n"
+    )
+
+
 _LABELS = {
     "list": lambda labels: labels,
     "array": np.array,
@@ -565,9 +577,11 @@ def test_cifar100s_resnet_is_the_papers():
     ("kind", "num_train", "num_test", "classes"),
     [("cifar10", 50_000, 10_000, 10), ("cifar100", 10_000, 2000, 100)],
 )
-def test_real_data(unpacked_dir, kind, num_train, num_test, classes):
+def test_real_data(unpacked_dir, capsys, kind, num_train, num_test, classes):
     task = tasks.load(f"{kind}_image", data_dir=str(unpacked_dir), model="mlp", num_clients=100)
     assert task.train.sizes.sum() == num_train and set(task.train.sizes) == {num_train // 100}
+    # Of CIFAR-100 only a part is there.
+    assert ("the published set" in capsys.readouterr().err) == (num_train != 50_000)
     labels = np.concatenate([task.train.examples(k).y for k in range(100)])
     np.testing.assert_array_equal(np.bincount(labels), [num_train // classes] * classes)
     np.testing.assert_array_equal(np.bincount(task.central_test.y), [num_test // classes] * classes)

@@ -466,8 +466,9 @@ def test_preparing_counts_every_example(tmp_path, capfd):
     connection.commit()
     connection.close()
     assert prepare.main(["--task=stackoverflow_tag", f"--source={tmp_path}"]) == 1
-    err = capfd.readouterr().err
-    assert len(err.splitlines()) == 1 and "has 7 examples" in err and "announces 8" in err
+    warning, error = capfd.readouterr().err.splitlines()
+    assert "has 2 training clients" in warning
+    assert "has 7 examples" in error and "announces 8" in error
 
 
 def test_a_kill_while_unpacking_leaves_nothing_that_is_taken_for_whole(tmp_path):

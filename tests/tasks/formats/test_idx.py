@@ -111,13 +111,15 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path, images, labels,
     _assert_one_clear_line(error, tmp_path / named)
 
 
-def test_as_many_labels_as_published_are_the_published_ones(tmp_path):
+def test_as_many_labels_as_published_are_the_published_ones(tmp_path, capsys):
     labels = [9, 0, 4]
     paths = _pair(tmp_path, _images(3), labels)
     sha256 = hashlib.sha256(bytes(labels)).hexdigest()
     for published in ((3, sha256), (4, "another"), None):
         y = idx.read_labelled_images(*paths, _ADVICE, published=published)[1]
         assert y.tolist() == labels
+        warned = f"{paths[1]} has 3 labels, the published set 4" in capsys.readouterr().err
+        assert warned == (published == (4, "another"))
     with pytest.raises(DataError) as error:
         idx.read_labelled_images(*paths, _ADVICE, published=(3, "another"))
     _assert_one_clear_line(error, tmp_path / "labels.gz")

@@ -125,6 +125,19 @@ def test_the_database_comes_first(tmp_path):
     assert len(tasks.load("shakespeare_character", data_dir=str(tmp_path)).train.client_ids) == 2
 
 
+@pytest.mark.parametrize("form", ["sqlite", "h5"])
+def test_other_numbers_of_clients_than_published_are_reported(tmp_path, capsys, form):
+    published_forms._shakespeare(tmp_path)
+    path = tmp_path / "shakespeare.sqlite"
+    if form == "h5":
+        tffs_files.to_h5(path, "shakespeare")
+        path = tmp_path / "shakespeare_train.h5"
+    tasks.load("shakespeare_character", data_dir=str(tmp_path))
+    assert f"warning: {path} has 2 training clients and 2 test clients, the published set 715" in (
+        capsys.readouterr().err
+    )
+
+
 def _open_emnist(tmp_path):
     published_forms.FORMS["emnist_h5"].write(tmp_path)
     return tasks.load("emnist_character", data_dir=str(tmp_path)).train
@@ -219,14 +232,14 @@ def _shakespeare_database(folder, path):
     connection.close()
 
 
-def test_tffs_own_shakespeare(data_dir, tmp_path):
+def test_tffs_own_shakespeare(data_dir, tmp_path, capsys):
     folder = data_dir / "shakespeare_tff"
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
     with h5py.File(folder / "shakespeare_train.h5") as file:
         order = list(file["examples"])
     task = tasks.load("shakespeare_character", data_dir=str(folder))
-    assert task.settings["source"] == "tff"
+    assert task.settings["source"] == "tff" and "published" not in capsys.readouterr().err
     assert len(order) == 715 and list(task.train.client_ids) == order == list(task.test.client_ids)
     from tasks.datasets import shakespeare_character
     from tasks.formats import tffs
