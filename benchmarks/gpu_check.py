@@ -338,7 +338,7 @@ def main(arguments: list[str]) -> int:
         )
         return 1
     for line in too_new(gpus):
-        print(f"warning: {line}", file=sys.stderr)
+        command_line.warn(line)
     runtimes.configure_gpus(None, False)
     failures: list[str] = []
     with open(options.report, "w") as report:

@@ -82,7 +82,9 @@ class _Rounds:
         if workers:
             from simulation.workers import start
 
-            self.pool = start.pool(request, {}, programs, parts.cohorts, _say, stack)
+            self.pool = start.pool(
+                request, {}, programs, parts.cohorts, say=_say, warn=_say, stack=stack
+            )
         else:
             threads = len(os.sched_getaffinity(0))
             self.pool = pool.InProcess(pool.schedulers(programs, method.data, run, threads))

@@ -205,7 +205,7 @@ def draw_again(
             paths += figures.save(figure, str(folder / name), endings, width)
         except figures.NoRoomError as e:
             figures.close(figure)
-            command_line.say(f"warning: {name} is not drawn. {e}")
+            command_line.warn(f"{name} is not drawn. {e}")
     return paths
 
 

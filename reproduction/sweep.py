@@ -307,7 +307,7 @@ def measure(runs: Sequence[PlannedRun], resources: Resources) -> dict[str, float
         try:
             execute(short, dataclasses.replace(resources, storage=None))
         except ReproduceError as e:
-            print(f"warning: {e}", file=sys.stderr)
+            command_line.warn(str(e))
         seconds = {run.row: run.read().values("time/round_seconds")[1].tolist() for run in short}
     return {row: some[-1] for row, some in seconds.items() if len(some) > 1}
 
@@ -481,7 +481,7 @@ def _kept(url, folder):
                 storage.push(folder, url)
             except ReproduceError as e:
                 # The next copy may succeed; an error of the last one is raised.
-                print(f"warning: {e}", file=sys.stderr, flush=True)
+                command_line.warn(str(e))
 
     thread = threading.Thread(target=push_now_and_then, daemon=True)
     thread.start()

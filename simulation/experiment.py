@@ -7,7 +7,6 @@ import importlib
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, SupportsFloat
@@ -100,7 +99,7 @@ def run(request: Request, command: Sequence[str]) -> int:
     caller = Caller(
         command,
         say=command_line.say,
-        warn=lambda text: print(f"warning: {text}", file=sys.stderr),
+        warn=command_line.warn,
         progress=Progress,
         stop_request=stop_request,
         takes_weights=False,
@@ -429,7 +428,7 @@ class Experiment:
             self._look_at(request, task, keras_model, caller)
             self._missing = missing.in_training(task)
             for line in filter(None, [self._missing, *missing.in_tests(task)]):
-                caller.say(f"warning: {line}.")
+                caller.warn(f"{line}.")
 
         parts = assembly.assemble(request, look_at)
         self._task, self._train, self._cohorts, self._model, self._method = parts
@@ -492,7 +491,7 @@ class Experiment:
             if runtimes.in_engine(settings):
                 programs = method.programs()
                 least_memory.require(method, model, self._cohorts, settings, programs)
-                pool = self._pool(programs, caller.say, stack)
+                pool = self._pool(programs, caller, stack)
                 process, spread = method.in_engine(programs, pool), pool.spread
             else:
                 least_memory.require(method, model, self._cohorts, settings)
@@ -530,7 +529,9 @@ class Experiment:
             opened = self._recorder(caller, standing.round_num, client_states)
             cohorts = self._method.cohorts(runtimes.in_engine(settings))
             with cohorts as cohort_of_round, caller.stop_request() as stop:
-                profiled = profile.Profile(settings["profile"], folder.path, caller.say)
+                profiled = profile.Profile(
+                    settings["profile"], folder.path, say=caller.say, warn=caller.warn
+                )
                 told.begin(opened.kept)
                 with opened, profiled:
                     state, round_num = loop.run(
@@ -648,7 +649,7 @@ class Experiment:
             new,
         )
 
-    def _pool(self, programs, say, stack):
+    def _pool(self, programs, caller, stack):
         """Returns the pool that executes the clients' side of rounds until the stack closes."""
         settings = self.request.run
         if settings["workers"]:
@@ -656,7 +657,15 @@ class Experiment:
 
             largest = self._cohorts.members(self._cohorts.largest_round())
             run_checks.check_chunks(settings, len(largest.clients))
-            return start.pool(self.request, self._data, programs, self._cohorts, say, stack)
+            return start.pool(
+                self.request,
+                self._data,
+                programs,
+                self._cohorts,
+                say=caller.say,
+                warn=caller.warn,
+                stack=stack,
+            )
         from simulation.engine import pool
 
         threads = len(os.sched_getaffinity(0))
@@ -737,7 +746,7 @@ class Experiment:
         device = runtimes.device_description()
         damaged = self._point.damaged
         for path in damaged:
-            caller.say(f"warning: checkpoint {path} is damaged; an older one is used.")
+            caller.warn(f"checkpoint {path} is damaged; an older one is used.")
         start = f"Resuming after round {round_num}" if round_num else "Starting"
         held_out = ""
         if task.validation is not None:

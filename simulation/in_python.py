@@ -98,7 +98,7 @@ def run(
     request = experiment_flags.from_python({**named, **settings}, own_task, model)
     caller = experiment.Caller(
         command=["simulation.run"],
-        say=_say,
+        say=lambda _: None,
         warn=_warn,
         progress=functools.partial(ProgressInPython, shown=progress),
         stop_request=_no_stop_request,
@@ -117,11 +117,6 @@ def run(
     summary = outputs.read_json(os.path.join(outcome.folder, "summary.json"))
     assert summary is not None and outcome.weights is not None  # The run has ended.
     return Result(outcome.folder, rounds, summary, outcome.weights)
-
-
-def _say(text: str) -> None:
-    if text.startswith("warning: "):
-        _warn(text.removeprefix("warning: "))
 
 
 def _warn(text: str) -> None:

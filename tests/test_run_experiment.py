@@ -339,6 +339,10 @@ def test_a_quiet_run_prints_warnings_and_errors_only(tmp_path, capfd):
         assert run_experiment.main([*SMALL, "-q", f"--root_output_dir={tmp_path}"]) == 0
         out, err = capfd.readouterr()
         assert (out, err) == ("", "")
+        more = ["-q", f"--root_output_dir={tmp_path}", "--experiment_name=other", "--profile=99"]
+        assert run_experiment.main([*SMALL, *more]) == 0
+        out, err = capfd.readouterr()
+        assert not out and err.startswith("warning: --profile=99: these rounds were not done")
         assert run_experiment.main([*SMALL, "-q", "--task=nothing"]) == 2
         assert "Unknown task nothing" in capfd.readouterr().err
     finally:

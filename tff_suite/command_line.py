@@ -146,6 +146,11 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def warn(text: str) -> None:
+    """Prints a warning of one line, with `--quiet` too."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
 def python() -> str:
     """Returns how to call this interpreter in a command that a message suggests."""
     path = os.path.relpath(sys.executable) if sys.executable else ".."

@@ -23,16 +23,24 @@ class Profile:
     Used as a context manager. On exit, a profile that is still being recorded is written.
     """
 
-    def __init__(self, rounds: str | None, folder: str, say: Callable[[str], None]):
+    def __init__(
+        self,
+        rounds: str | None,
+        folder: str,
+        *,
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ):
         """Initialises for rounds of a run.
 
         Args:
           rounds: `--profile`; `None` disables it.
           folder: Folder of the run; the profile goes to `plugins/profile` there.
           say: Prints or logs a line on what was done.
+          warn: Prints or logs a warning of one line.
         """
         self._rounds = run_checks.profiled_rounds(rounds) if rounds is not None else None
-        self._text, self._folder, self._say = rounds, folder, say
+        self._text, self._folder, self._say, self._warn = rounds, folder, say, warn
         self._recording = self._done = False
 
     def __enter__(self) -> "Profile":
@@ -41,9 +49,9 @@ class Profile:
     def __exit__(self, *_: Any) -> None:
         self._stop()
         if self._rounds and not self._done:
-            # `simulation.run` passes this on as a warning, too.
-            told = "these rounds were not done, so no profile was written."
-            self._say(f"warning: --profile={self._text}: {told}")
+            self._warn(
+                f"--profile={self._text}: these rounds were not done, so no profile was written."
+            )
 
     def before_round(self, round_num: int) -> None:
         """To be called before each round, with its number from 1."""
@@ -62,7 +70,7 @@ class Profile:
         try:
             tf.profiler.experimental.start(self._folder)
         except tf.errors.OpError as e:
-            self._say(f"warning: --profile={self._text}: cannot start the profiler: {e.message}")
+            self._warn(f"--profile={self._text}: cannot start the profiler: {e.message}")
             return
         self._recording = True
 
@@ -75,7 +83,7 @@ class Profile:
         try:
             tf.profiler.experimental.stop()
         except tf.errors.OpError as e:
-            self._say(f"warning: --profile={self._text}: cannot write the profile: {e.message}")
+            self._warn(f"--profile={self._text}: cannot write the profile: {e.message}")
             return
         told = f"Wrote the profile of round {self._text} to {self._folder}/plugins/profile."
         if importlib.util.find_spec(_VIEWER) is None:

@@ -102,7 +102,7 @@ class Progress:
         """Prints a warning without breaking the bar."""
         if self._bar is not None:
             self._bar.clear()
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        command_line.warn(text)
 
     def close(self) -> None:
         """Leaves the bar as it is and ends its line."""

@@ -347,7 +347,7 @@ def check_last(values: Mapping[str, float], bounds: Mapping[str, float], cure: s
       cure: Advice for the error message.
 
     Raises:
-      DivergedError: If a loss is beyond its bound. A NaN is ignored, since a single test example can
+      DivergedError: If a loss is beyond its bound. A NaN is ignored, since one test example can
         cause it.
     """
     for column, bound in bounds.items():

@@ -11,7 +11,6 @@ system. The worker writes to a temporary file that is removed with its last user
 import contextlib
 import os
 import socket
-import sys
 import tempfile
 import time
 import uuid
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from simulation import supervisor
+from tff_suite import command_line
 
 _START_ATTEMPTS = 3
 _START_TIMEOUT_SECONDS = 60
@@ -77,11 +77,9 @@ class _Worker:
             # The worker has ended; the next call of a computation will report it.
             return
         why = self._output().split("\n", 1)[0]
-        print(
-            "warning: TFF's worker accepts unauthenticated connections from other machines, since "
-            f"the kernel does not allow a private network here ({why})",
-            file=sys.stderr,
-            flush=True,
+        command_line.warn(
+            "TFF's worker accepts unauthenticated connections from other machines, since the "
+            f"kernel does not allow a private network here ({why})"
         )
 
     def _output(self):

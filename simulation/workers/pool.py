@@ -65,7 +65,7 @@ class RayPool:
         steps: Callable[[int], np.ndarray],
         room: Callable[[], int],
         timeout: float,
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
     ):
         """Starts the workers.
 
@@ -78,11 +78,11 @@ class RayPool:
           steps: Round, from 0 → predicted local steps of each client of its cohort.
           room: Returns the number of workers for which the cluster has resources now.
           timeout: Seconds without any worker after which the run stops.
-          say: Prints or logs a line.
+          warn: Prints or logs a warning of one line.
         """
         self._ray, self._programs, self._make, self._number = ray, programs, make, number
         self.spread = self
-        self._steps, self._room, self._timeout, self._say = steps, room, timeout, say
+        self._steps, self._room, self._timeout, self._warn = steps, room, timeout, warn
         self._members: list[_Member] = []
         self._numbers = itertools.count()
         # By name of the program.
@@ -417,7 +417,7 @@ class RayPool:
         member.orders.clear()
         self._remove(member)
         self._orphans += orphans
-        self._say(f"warning: {member.name} was lost; other workers repeat its work.")
+        self._warn(f"{member.name} was lost; other workers repeat its work.")
 
     def _remove(self, member):
         self._members.remove(member)

@@ -27,7 +27,9 @@ def pool(
     data: Mapping[str, str],
     programs: Mapping[str, Program],
     cohorts: Cohorts,
+    *,
     say: Callable[[str], None],
+    warn: Callable[[str], None],
     stack: contextlib.ExitStack,
 ) -> RayPool:
     """Starts the workers of a run, on this machine or on a cluster.
@@ -38,6 +40,7 @@ def pool(
       programs: Name → program, as from `simulation.rounds.one_program.RunMethod`.
       cohorts: The clients of its rounds.
       say: Prints or logs a line.
+      warn: Prints or logs a warning of one line.
       stack: When it closes, the workers end, and Ray if it was started here.
 
     Raises:
@@ -69,7 +72,7 @@ def pool(
         steps=cohorts.steps,
         room=lambda: room(ray, settings),
         timeout=settings["worker_timeout"],
-        say=say,
+        warn=warn,
     )
     stack.callback(started.close)
     started.wait_for_all()

@@ -22,7 +22,7 @@ from tasks import frames, settings
 from tasks.models import models
 from tasks.registry import TaskSpec
 from tasks.task import DataError, Task
-from tff_suite import imports
+from tff_suite import command_line, imports
 from tff_suite.hparams import By, Hparam, HparamError, Settings
 
 if TYPE_CHECKING:
@@ -386,7 +386,7 @@ def _told_on_standard_error() -> Iterator[None]:
         warnings.simplefilter("always", RuntimeWarning)
         yield
     for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
+        command_line.warn(str(warning.message))
 
 
 def _synthetic() -> pd.DataFrame:

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import stat
-import sys
 import tarfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tasks.task import DataError
-from tff_suite import memory
+from tff_suite import command_line, memory
 from tff_suite.errors import FedError
 
 # No file of a data set is larger, once unpacked, than this; what is is no such file.
@@ -172,10 +171,9 @@ def warn_if_not_published(where: str, counts: Mapping[str, tuple[int, int]]) -> 
     if other:
         found = " and ".join(f"{pair[0]:,} {what}" for what, pair in other.items())
         published = " and ".join(f"{pair[1]:,}" for pair in other.values())
-        print(
-            f"warning: {where} has {found}, the published set {published}; results on it do not "
-            "compare with results on the published set",
-            file=sys.stderr,
+        command_line.warn(
+            f"{where} has {found}, the published set {published}; results on it do not compare "
+            "with results on the published set"
         )
 
 

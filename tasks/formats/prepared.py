@@ -23,7 +23,7 @@ import numpy as np
 
 from tasks.formats import files as files_lib
 from tasks.task import DataError, files
-from tff_suite import memory, writing
+from tff_suite import command_line, memory, writing
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -181,10 +181,9 @@ def warn_if_older(folder: str, raw: Iterable[str]) -> None:
     except OSError:  # Whoever reads the set says what is wrong with it.
         return
     if newer:
-        print(
-            f"warning: {folder} is read, which is older than {newer[0]}; if that file has other "
-            f"content, remove {folder} and run python -m tasks.prepare again",
-            file=sys.stderr,
+        command_line.warn(
+            f"{folder} is read, which is older than {newer[0]}; if that file has other content, "
+            f"remove {folder} and run python -m tasks.prepare again"
         )
 
 

@@ -848,7 +848,7 @@ def test_a_figure_without_room_is_told_and_the_others_are_drawn(tmp_path, capsys
     monkeypatch.setattr(drawing, "drawn", drawn)
     (path,) = drawing.draw_again(None, tmp_path, [".png"], 3.25)
     assert [path] == [str(p) for p in tmp_path.iterdir()] == [str(tmp_path / "small.png")]
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     assert re.match(
         r"warning: large is not drawn\. At a width of 3\.25 inches .* a page's 9;", line
     )

@@ -32,7 +32,15 @@ def test_machines_that_join_and_go_leave_no_trace(name):
         stack.callback(nodes.shutdown)
         placed = {"workers": 2, "ray_address": nodes.address, "cpus_per_worker": 1.0}
         shared = dataclasses.replace(request, run={**request.run, **placed})
-        pool = start.pool(shared, data, run.programs, run.parts.cohorts, said.append, stack)
+        pool = start.pool(
+            shared,
+            data,
+            run.programs,
+            run.parts.cohorts,
+            say=said.append,
+            warn=said.append,
+            stack=stack,
+        )
         assert len(pool.ready()) == 1
         assert (
             "The machines currently have resources for 1 of 2 workers." in said and len(said) == 2

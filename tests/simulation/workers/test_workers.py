@@ -136,7 +136,7 @@ class Run:
             steps=self.parts.cohorts.steps,
             room=lambda: number,
             timeout=timeout,
-            say=(said if said is not None else []).append,
+            warn=(said if said is not None else []).append,
         )
 
     def rounds(self, pools):
@@ -461,7 +461,7 @@ def refused(**settings):
         with contextlib.ExitStack() as stack:
             from simulation.workers import start
 
-            start.pool(request, {}, None, None, print, stack)
+            start.pool(request, {}, None, None, say=print, warn=print, stack=stack)
     assert "\n" not in str(error.value)
     return str(error.value)
 
