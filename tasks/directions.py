@@ -1,19 +1,25 @@
 """Whether higher values of a metric are better."""
 
 import re
+from typing import TYPE_CHECKING
 
-from tasks.task import Task
+if TYPE_CHECKING:
+    from tasks.task import Task
 
 # Spreads over clients, and times: lower values are better for every metric.
 _SPREAD = re.compile(r"_(std(_[uwt])?|error_rsd(_[uwt])?|kl|angle)$|seconds|bytes")
 # Words in the names of other metrics.
 _LESS = re.compile(
     r"(^|_)(loss|errors?|r?mse|r?msle|mae|mape|smape|nll|crossentropy|cross_entropy|perplexity|ppl|"
-    r"bpc|brier|ece|std|rsd|kl|angle|variance|deviation)(_|$)"
+    r"bpc|brier|ece|std|rsd|kl|angle|variance|deviation|deviance|divergence|distance|hinge|huber|"
+    r"logcosh|log_cosh|poisson|wer|cer)(_|$)"
 )
 _MORE = re.compile(
-    r"(^|_)(acc|accuracy|recall|precision|f1|auc|auroc|bleu|rouge|dice|iou|r2|top|fraction)(_|$)"
+    r"(^|_)(acc|accuracy|recall|precision|f1|auc|auroc|bleu|rouge|dice|iou|r2|top|fraction|"
+    r"specificity|sensitivity|kappa|mcc|ndcg|mrr|psnr|ssim)(_|$)"
 )
+# scikit-learn's names of errors whose sign is changed.
+_NEGATIVE = re.compile(r"^neg(ative)?_")
 
 
 def is_spread(column: str) -> bool:
@@ -21,7 +27,7 @@ def is_spread(column: str) -> bool:
     return bool(_SPREAD.search(column))
 
 
-def higher_is_better(column: str, task: Task | None = None) -> bool | None:
+def higher_is_better(column: str, task: "Task | None" = None) -> bool | None:
     """Returns whether higher values of a column of metrics.csv are better; `None` if unknown.
 
     Args:
@@ -31,7 +37,8 @@ def higher_is_better(column: str, task: Task | None = None) -> bool | None:
     metric = column.rpartition("/")[2]
     if task is not None and metric == task.primary_metric:
         return bool(task.higher_is_better)
-    less = is_spread(column) or _LESS.search(metric)
-    if not less and not _MORE.search(metric):
+    bare = _NEGATIVE.sub("", metric)
+    less = is_spread(column) or bool(_LESS.search(bare))
+    if not less and not _MORE.search(bare):
         return None
-    return not less
+    return less if bare != metric else not less

@@ -25,6 +25,7 @@ from tasks.task import (
     Examples,
     Task,
     TaskError,
+    indexes_differ,
     mixes_booleans,
     require_plain,
 )
@@ -44,9 +45,11 @@ NAME = "tasks.frames.name"
 MOST_CATEGORIES = 100
 # Whole numbers with at most this many values may have been meant as classes.
 _FEW = 20
+# What `pandas.api.types.infer_dtype` calls dates, times and durations.
+_OF_TIME = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
 # Text that may stand for a missing value: what `astype(str)` makes of one, and how files write it.
-# pandas reads most of these as missing, but not "?".
-_MISSING_MARKS = ("", *"nan None <NA> NaT NaN NA N/A n/a null NULL ?".split())
+# pandas reads most of these as missing, but not "?", "-" and ".".
+_MISSING_MARKS = ("", *"nan None <NA> NaT NaN NA N/A n/a n.a. #N/A null NULL ? - -- .".split())
 # A column is reported if float32 rounds it by more than this share of its standard deviation.
 _COARSE = 0.01
 # Copies of training rows are reported if more than this share of the rows held out are such.
@@ -56,7 +59,8 @@ _TOGETHER = 4096
 _PADDING, _UNKNOWN = 0, 1
 # Pillow's modes of images in grey, and of pixels that do not fit into a byte.
 _GREY, _DEEP = ("1", "L", "LA", "La"), ("I", "F")
-_WORD = re.compile(r"\w+|[^\w\s]")
+# Chinese characters and Japanese kana, which stand without blanks between words.
+_WORDS_OF_THEIR_OWN = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 
 
 def from_frame(
@@ -72,7 +76,7 @@ def from_frame(
     target_type: str | None = None,
     loss: Any = None,
     metrics: Mapping[str, Any] | None = None,
-    higher_is_better: bool = True,
+    higher_is_better: bool | None = None,
     test: float | None = 0.2,
     test_frame: "pd.DataFrame | None" = None,
     validation: "float | pd.DataFrame | None" = None,
@@ -112,7 +116,7 @@ def from_frame(
       loss: As in `Task`; by default cross-entropy for categories, squared error for numbers.
       metrics: As in `Task`, the primary one first; by default accuracy, or mean squared and mean
         absolute error. If you pass `loss`, the default is that loss alone.
-      higher_is_better: Whether more of the first of `metrics` is better.
+      higher_is_better: Whether more of the first of `metrics` is better; by default as in `Task`.
       test: Share of each client's rows used as its test, drawn by `seed` and the client's id; not
         used with `test_frame`.
       test_frame: A table of test rows. If it has the column `user`, its users are clients' own
@@ -180,7 +184,7 @@ def from_arrays(
     target_type: str | None = None,
     loss: Any = None,
     metrics: Mapping[str, Any] | None = None,
-    higher_is_better: bool = True,
+    higher_is_better: bool | None = None,
     test: float | None = 0.2,
     test_arrays: Sequence[Any] | None = None,
     validation: float | None = None,
@@ -221,7 +225,10 @@ def from_arrays(
         not isinstance(test_arrays, Sequence) or len(test_arrays) not in (2, 3)
     ):
         raise TaskError("test_arrays must be (x, y) or (x, y, users).")
-    test_table = None if test_arrays is None else _of_arrays("test_arrays", *test_arrays)
+    test_table = None
+    if test_arrays is not None:
+        test_table = _of_arrays("test_arrays", *test_arrays)
+        _refuse_other_columns(x, test_arrays[0])
     if not (validation is None or isinstance(validation, numbers.Real)):
         raise TaskError("validation must be a share of the rows.")
     choices = _Choices(
@@ -247,8 +254,7 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
     columns = {"y": y} if users is None else {"y": y, "users": users}
     given = {"x": x, **columns}
     require_plain(what, given)
-    indexes = [v.index for v in given.values() if isinstance(v, pd.Series | pd.DataFrame)]
-    if not all(index.equals(indexes[0]) for index in indexes):
+    if indexes_differ(*given.values()):
         _warn(f"{what} are matched by position, though their indexes differ.")
     lengths = {name: _length(what, name, values) for name, values in given.items()}
     if len(set(lengths.values())) > 1:
@@ -271,6 +277,20 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
     except ValueError as e:
         raise TaskError(f"{what}: x is not an array: {e}") from e
     return table
+
+
+def _refuse_other_columns(x: Any, test_x: Any) -> None:
+    """Refuses test inputs whose columns have other names, or another order, than training's."""
+    if not (hasattr(x, "columns") and hasattr(test_x, "columns")):
+        return
+    wanted, found = x.columns.tolist(), test_x.columns.tolist()
+    if found != wanted and set(found) == set(wanted):
+        raise TaskError("test_arrays: x has its columns in another order; give test_x[x.columns].")
+    if found != wanted:
+        other = next(c for c in [*found, *wanted] if (c in found) != (c in wanted))
+        raise TaskError(
+            f"test_arrays: only one of both x has the column {other!r}; give both the same columns."
+        )
 
 
 def _length(what: str, name: str, values: Any) -> int:
@@ -359,7 +379,7 @@ class _Table:
         if not len(frame):
             raise TaskError(f"{what} has no rows.")
         # Numbers that pandas holds as objects, for instance after a merge.
-        self.frame = frame = frame.infer_objects()
+        self.frame = frame = _without_arrow(frame).infer_objects()
         twice = frame.columns[frame.columns.duplicated()].tolist()
         if twice:
             raise TaskError(f"{what} has two columns named {twice[0]!r}; rename one.")
@@ -396,6 +416,8 @@ class _Table:
                 f"{int(np.argmax(wrong))}; drop these rows or fill in the values."
             )
         self._report_missing_marks(name, column)
+        if hasattr(column.dtype, "categories") and column.dtype.categories.dtype == object:
+            column = column.astype(object)
         if column.dtype != object:
             return
         single = column.map(lambda value: isinstance(value, Hashable)).to_numpy(bool)
@@ -426,6 +448,21 @@ class _Table:
                 f"{self.what}: column {name!r} has {column.iloc[row]!r} in {int(lost.sum())} rows, "
                 f"the first in row {row}; if it stands for a missing value, drop these rows."
             )
+
+
+def _without_arrow(frame: Any) -> Any:
+    """Returns a table without types of PyArrow's, which answer differently from NumPy's."""
+    import pandas as pd
+
+    of_arrow = [k for k, dtype in enumerate(frame.dtypes) if isinstance(dtype, pd.ArrowDtype)]
+    if not of_arrow:
+        return frame
+    columns = [frame.iloc[:, k] for k in range(frame.shape[1])]
+    for k in of_arrow:
+        columns[k] = columns[k].astype(object)
+    made = pd.concat(columns, axis=1)
+    made.attrs = frame.attrs
+    return made
 
 
 def _check_ids(tables: Sequence[_Table]) -> None:
@@ -459,6 +496,12 @@ def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list
                 f"non-numeric columns are left out: {', '.join(left_out)}; name them in features "
                 "to include them."
             )
+        counting = [repr(c) for c in columns if _numbers_rows(table.frame[c])]
+        if counting:
+            _warn(
+                f"{table.what}: column {_some(counting)} seems to number the rows and is used as a "
+                "feature; if it is a saved index, drop it, or name features."
+            )
         return columns
     columns = [] if isinstance(features, str) else list(features)
     if not columns:
@@ -470,6 +513,15 @@ def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list
     for column in columns:
         table.require(column, "features")
     return columns
+
+
+def _numbers_rows(column: Any) -> bool:
+    """Returns whether a column of numbers seems to be an index, by its name or its values."""
+    # pandas's names of an index without one, from `read_csv` and `reset_index`.
+    if re.fullmatch(r"Unnamed: \d+|index|level_\d+", str(column.name)):
+        return True
+    first = column.iloc[0]
+    return first in (0, 1) and bool((column == np.arange(len(column)) + first).all())
 
 
 class _Target:
@@ -485,9 +537,10 @@ class _Target:
         column = table.frame[name]
         self.name = name
         table.complete(name)
-        is_span = types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column)
-        if is_span or types.is_complex_dtype(column):
-            raise TaskError(f"target {name!r} is {column.dtype}; make it a number or text.")
+        kind = types.infer_dtype(column)
+        if kind in _OF_TIME or types.is_complex_dtype(column):
+            found = kind if column.dtype == object else column.dtype
+            raise TaskError(f"target {name!r} is {found}; make it a number or text.")
         is_number = types.is_numeric_dtype(column) and not types.is_bool_dtype(column)
         if target_type not in (None, *TARGET_TYPES):
             raise TaskError(f"target_type={target_type!r} must be category or number.")
@@ -509,7 +562,13 @@ class _Target:
                     f"target {name!r} has one value only, {self.classes[0]!r}: nothing to learn."
                 )
             _report_alike("classes", self.classes)
-            if target_type is None and number > max(_FEW, len(column) / 2):
+            most, other = _most_are_numbers(column)
+            if target_type is None and most and other is not None:
+                _warn(
+                    f"target {name!r} has text such as {other!r} among numbers and is treated as "
+                    "classes; if it is a number, pd.to_numeric makes it so."
+                )
+            elif target_type is None and number > max(_FEW, len(column) / 2):
                 _warn(
                     f"target {name!r} has {number} different values in {len(column)} rows and is "
                     "treated as classes; if they are numbers, pd.to_numeric makes them so."
@@ -602,14 +661,38 @@ def _require_text(column: Any) -> None:
     if not column.map(type).eq(str).all():
         found = column.dtype if column.dtype != object else type(column.iloc[0]).__name__
         raise TaskError(f"features: {column.name!r} is {found}; make it a number.")
+    most, other = _most_are_numbers(column)
+    if most:
+        beside = "every value reads" if other is None else f"most values read, unlike {other!r},"
+        _warn(
+            f"feature {column.name!r} is text, though {beside} as a number, and is one-hot "
+            "encoded; pd.to_numeric makes it a number."
+        )
+
+
+# What stands in numbers beside what Python reads: units, marks and groups of three digits.
+_OF_NUMBERS = re.compile(r"[\s%<>≤≥~≈$€£']|(?<=\d),(?=\d{3}(\D|$))")
+
+
+def _most_are_numbers(column: Any) -> tuple[bool, str | None]:
+    """Returns whether most values of a column of text are numbers, and the first that is not plain.
+
+    Numbers may be written in other ways than Python's: `1,5`, `1,234`, `<0.1`, `5%`.
+    """
+    values = [value for value in column.unique() if isinstance(value, str)]
+    plain = [_reads_as_number(value) for value in values]
+    bare = (_OF_NUMBERS.sub("", v).replace(",", ".").replace("\N{MINUS SIGN}", "-") for v in values)
+    read = sum(map(_reads_as_number, bare))
+    other = None if all(plain) else values[plain.index(False)]
+    return 2 * read > len(values), other
+
+
+def _reads_as_number(text: str) -> bool:
     try:
-        column.astype(float)
+        float(text)
     except ValueError:
-        return
-    _warn(
-        f"feature {column.name!r} is text, though every value reads as a number, and is one-hot "
-        "encoded; pd.to_numeric makes it a number."
-    )
+        return False
+    return True
 
 
 def _report_rounding(what: str, values: Any) -> None:
@@ -670,7 +753,10 @@ class _Features:
             x = self._unscaled(table)[rows].astype(np.float64)
             # A column of one value stays at 0, whatever its mean is rounded to.
             varies = x.min(0) < x.max(0)
-            self._scale = np.where(varies, x.mean(0), x[0]), np.where(varies, x.std(0), 1.0)
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._scale = np.where(varies, x.mean(0), x[0]), np.where(varies, x.std(0), 1.0)
+            if not np.isfinite(self._scale).all():
+                raise TaskError(f"{table.what}: features are too large to standardize; scale them.")
 
     def take(self, table: _Table) -> np.ndarray:
         """Returns the inputs of a table's rows, float32."""
@@ -748,11 +834,21 @@ class _Texts:
                 f"{table.what}: column {self._name!r} has {texts[wrong]!r} in row {wrong}; it must "
                 "be text."
             )
-        return [_WORD.findall(unicodedata.normalize("NFC", text.lower())) for text in texts]
+        words = _words()
+        return [words.findall(unicodedata.normalize("NFC", text.lower())) for text in texts]
 
     def encoding(self) -> dict[str, Any]:
         """Describes the inputs, for the record."""
         return {"text": self._name, "words": self._words, "first_word": _UNKNOWN + 1}
+
+
+@functools.cache
+def _words() -> re.Pattern[str]:
+    """Returns what finds the words and marks of a text."""
+    # For `re`, the vowel signs of Indian scripts are not part of a word.
+    signs = "".join(c for c in map(chr, range(0x300, 0x20000)) if unicodedata.category(c)[0] == "M")
+    own = f"[{_WORDS_OF_THEIR_OWN}]"
+    return re.compile(rf"{own}|(?:(?!{own})[\w{re.escape(signs)}])+|[^\w\s]")
 
 
 class _Images:
@@ -782,7 +878,7 @@ class _Images:
             path = os.path.join(self._folder, path)
             try:
                 with Image.open(path) as file:
-                    if file.mode.startswith(_DEEP):
+                    if _is_deep(file):
                         raise TaskError(
                             f"{place}: {path} has pixels of more than 8 bits (mode {file.mode}), "
                             "which would be cut off at 255; scale them to 8 bits, or give arrays "
@@ -852,6 +948,14 @@ class _Images:
         return {"image": self._name, "shape": list(self._shape or ())}
 
 
+def _is_deep(file: Any) -> bool:
+    """Returns whether an image has pixels that do not fit into a byte; before they are read."""
+    # Of several channels of 16 bits Pillow keeps the upper bytes, in a mode of 8 bits.
+    arguments = [tile[3] if isinstance(tile[3], tuple) else (tile[3],) for tile in file.tile]
+    raw = [a for some in arguments for a in some if isinstance(a, str)]
+    return file.mode.startswith(_DEEP) or any(re.search(r";16", a) for a in raw)
+
+
 def _size(shape: Sequence[int]) -> str:
     height, width, channels = shape
     return f"{width}x{height} with {channels} channel{'s' * (channels > 1)}"
@@ -903,7 +1007,7 @@ class _Choices(NamedTuple):
     inputs: _Inputs
     loss: Any
     metrics: Mapping[str, Any] | None
-    higher_is_better: bool
+    higher_is_better: bool | None
     test: float | None
     validation: float | None
     clients: _Partition
@@ -998,22 +1102,21 @@ def _measured(choices: _Choices) -> dict[str, Any]:
     """Returns loss and metrics: the caller's, or the target's defaults."""
     is_category = choices.target.is_category
     loss, metrics, higher = choices.loss, choices.metrics, choices.higher_is_better
+    if metrics is None:
+        # Of metrics that are not the caller's, the caller says nothing.
+        higher, metrics = None, {}
+        if loss is None and is_category:
+            metrics = {"accuracy": losses.sparse_accuracy}
+        elif loss is None:
+            metrics = {"mse": losses.squared_error, "mae": losses.absolute_error}
     if loss is None:
         loss = losses.sparse_softmax_cross_entropy if is_category else losses.squared_error
-        if metrics is None and is_category:
-            metrics = {"accuracy": losses.sparse_accuracy}
-        elif metrics is None:
-            metrics, higher = {"mse": losses.squared_error, "mae": losses.absolute_error}, False
-    metrics = {} if metrics is None else metrics
-    if isinstance(metrics, Mapping) and metrics:
-        primary = next(iter(metrics))
-    else:
-        primary, higher = "loss", False
+    primary = next(iter(metrics)) if isinstance(metrics, Mapping) and metrics else "loss"
     return {
         "loss": loss,
         "metrics": metrics,
         "primary_metric": primary,
-        "higher_is_better": higher,
+        "higher_is_better": None if primary == "loss" else higher,
     }
 
 
@@ -1036,8 +1139,7 @@ class _Checked:
                 f"the model gives {shape[-1]} outputs, but target {self._name!r} {what}: give its "
                 f"last layer {wanted} unit{'s' * (wanted > 1)}."
             )
-        last = getattr(model.layers[-1], "activation", None) if model.layers else None
-        kind = getattr(last, "__name__", type(model.layers[-1]).__name__).lower()
+        kind = _last_activation(model)
         if self._classes is not None and kind in ("softmax", "sigmoid"):
             raise TaskError(
                 f"the model's last layer has a {kind}, but the loss that target {self._name!r} "
@@ -1045,6 +1147,35 @@ class _Checked:
                 "loss='sparse_categorical_crossentropy'."
             )
         return model
+
+
+def _last_activation(model: Any) -> str:
+    """Returns the name of the activation with which a model ends, or of its last layer."""
+    last = model
+    while getattr(last, "layers", None):
+        last = last.layers[-1]
+    function = getattr(last, "activation", None)
+    found = getattr(function, "__name__", type(last).__name__).lower()
+    if found in ("softmax", "sigmoid") or not _gives_shares(model):
+        return found
+    return "softmax"
+
+
+def _gives_shares(model: Any) -> bool:
+    """Returns whether a model's outputs are shares that add up to 1, for made-up inputs.
+
+    A softmax can be in a function, or before a layer that only changes the shape.
+    """
+    try:
+        (x,) = model.inputs
+        shape = (4, *(size or 3 for size in x.shape[1:]))
+        made_up = np.random.default_rng(0).uniform(0, 2, shape)
+        outputs = np.asarray(model(made_up.astype(x.dtype.as_numpy_dtype), training=False))
+        sums = outputs.astype(np.float64).sum(-1)
+    # The model is the caller's, and need not take every value.
+    except Exception:
+        return False
+    return bool(np.all(outputs >= 0) and np.allclose(sums, 1, atol=1e-2))
 
 
 def _check_share(what: str, share: Any) -> None:

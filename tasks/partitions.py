@@ -34,8 +34,12 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
       Name of each user, as text → rows; users in ascending order.
 
     Raises:
-      ValueError: If a user is missing or is bytes, or users have several types.
+      ValueError: If a user is missing or is bytes, users have several types, or are not a column.
     """
+    if isinstance(users, str) or hasattr(users, "columns"):
+        raise ValueError(
+            f"users must be a column, found a {type(users).__name__}; give one user for each row."
+        )
     rows: dict[Any, list[int]] = {}
     values = users.tolist() if hasattr(users, "tolist") else list(users)
     try:
@@ -107,7 +111,7 @@ def dirichlet_by_class(
     by_class = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     possible = num_clients * min_size <= len(labels)
     for _ in range(_MAX_REDRAWS if possible else 0):
-        shares = rng.dirichlet([alpha] * num_clients, size=len(by_class))
+        shares = _dirichlet(rng, {"alpha": alpha}, num_clients, len(by_class))
         counts = np.stack([_apportion(p, len(c)) for p, c in zip(shares, by_class, strict=True)])
         if counts.sum(axis=0).min() >= min_size:
             break
@@ -210,8 +214,8 @@ def pachinko(
     parts = []
     for size in sizes:
         roots = list(children)
-        root_shares = rng.dirichlet([alpha] * len(roots))
-        shares = {c: rng.dirichlet([beta] * len(ys)) for c, ys in children.items()}
+        root_shares = _dirichlet(rng, {"alpha": alpha}, len(roots))
+        shares = {c: _dirichlet(rng, {"beta": beta}, len(ys)) for c, ys in children.items()}
         rows = []
         for coin in rng.random((size, 2)):
             i = _place(root_shares, coin[0])
@@ -348,7 +352,7 @@ def some_classes_dirichlet(
         if not len(holders):
             continue
         rows = np.flatnonzero(labels == label)
-        shares = rng.dirichlet([alpha] * len(holders))
+        shares = _dirichlet(rng, {"alpha": alpha}, len(holders))
         chosen = rng.choice(holders, len(rows), p=shares)
         for k in holders:
             parts[k].append(rows[chosen == k])
@@ -432,7 +436,11 @@ def split_train_test(
 
     Returns:
       Train rows and test rows of each client. A client of one row has no test rows.
+
+    Raises:
+      HparamError: If the share is not in [0, 1).
     """
+    _check_share("test_fraction", test_fraction)
     train, test = [], []
     for index, rows in enumerate(parts):
         # The small term keeps products such as (1 - 0.56) * 25 from falling below the whole number.
@@ -458,7 +466,11 @@ def split_by_id(
 
     Returns:
       Client id → rows that stay, and client id → rows held out.
+
+    Raises:
+      HparamError: If the share is not in [0, 1).
     """
+    _check_share("fraction", fraction)
     kept, held_out = {}, {}
     for name, rows in parts.items():
         # Half a character has no UTF-8; `Task` refuses a client that is named by one.
@@ -542,6 +554,24 @@ def _classes(labels: np.ndarray) -> np.ndarray:
     if number:
         raise ValueError(f"{number} of {len(labels)} labels are missing values; drop these rows.")
     return labels
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 <= share < 1:
+        raise HparamError(f"{name}={share} must be in [0, 1).")
+
+
+def _dirichlet(
+    rng: np.random.Generator, named: Mapping[str, float], number: int, size: int | None = None
+) -> np.ndarray:
+    """Returns shares drawn with one concentration, by its name: `[number]` or `[size, number]`."""
+    ((name, concentration),) = named.items()
+    if not 0 < concentration < math.inf:
+        raise HparamError(f"{name}={concentration} must be a finite number above 0.")
+    shares = rng.dirichlet([concentration] * number, size=size)
+    if not np.allclose(shares.sum(-1), 1.0):
+        raise HparamError(f"{name}={concentration:g} is too large for shares to be drawn.")
+    return shares
 
 
 def _place(shares: np.ndarray, coin: float) -> int:

@@ -3,12 +3,13 @@
 import collections
 import dataclasses
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tasks import functions
+from tasks import directions, functions
 from tff_suite.errors import FedError
 
 # Characters of an error text at its beginning and at its end that are always shown.
@@ -62,6 +63,12 @@ class Examples(_Examples):
             masked values, or is a list of rows of unequal length.
         """
         require_plain("Examples", {"x": x, "y": y})
+        if indexes_differ(x, y):
+            warnings.warn(
+                "Examples: x and y are matched by position, though their indexes differ.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         x, y = _as_array("x", x), _as_array("y", y)
         n, m = _length(x), _length(y)
         if n != m and n is not None and m is not None:
@@ -89,6 +96,13 @@ def require_plain(what: str, arrays: Mapping[str, Any]) -> None:
             raise TaskError(f"{what}: {name} has masked values; drop or fill them.")
         if hasattr(values, "toarray"):
             raise TaskError(f"{what}: {name} is sparse; give {name}.toarray().")
+
+
+def indexes_differ(*arrays: Any) -> bool:
+    """Returns whether columns or tables of pandas's differ in the labels of their rows."""
+    # A list's `index` is a method.
+    indexes = [array.index for array in arrays if hasattr(array, "iloc")]
+    return not all(index.equals(indexes[0]) for index in indexes)
 
 
 def _length(values: Any) -> int | None:
@@ -226,6 +240,11 @@ class ArrayFederatedData:
                 "rows must be a list, found a dictionary; give list(rows.values()), and list(rows) "
                 "as client_ids."
             )
+        if any(hasattr(of_client, "to_numpy") for of_client in rows):
+            raise TaskError(
+                "rows must be positions, but indexes and columns of pandas's may hold labels; give "
+                "list(groupby.indices.values()), or to_numpy() of each if they are positions."
+            )
         rows = [np.asarray(of_client) for of_client in rows]
         if client_ids is not None and len(client_ids) != len(rows):
             raise TaskError(f"{len(client_ids)} client_ids of {len(rows)} clients.")
@@ -352,7 +371,8 @@ class Task:
       metrics: Metrics by name, in the same forms, each reported as a weighted mean.
       primary_metric: The key of `metrics` in which the papers compare methods on this task; or
         `loss`.
-      higher_is_better: Whether more of the primary metric is better.
+      higher_is_better: Whether more of the primary metric is better. By default the metric's name
+        decides (`tasks.directions`); if it does not, more is better, with a warning.
       loss_reduction: `mean` over the examples of a batch, or `sum` (TFF's tag prediction). By
         default the `reduction` of a Keras loss object, or else the mean.
       settings: The settings in force, for the record.
@@ -376,7 +396,7 @@ class Task:
     loss: Any
     metrics: Mapping[str, Any]
     primary_metric: str
-    higher_is_better: bool = True
+    higher_is_better: bool | None = None
     loss_reduction: str | None = None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     clean_train: FederatedData | None = None
@@ -405,6 +425,8 @@ class Task:
         """
         try:
             _check_settings(self)
+            if self.higher_is_better is None:
+                object.__setattr__(self, "higher_is_better", _is_higher_better(self))
             train = _check_data("train", self.train)
             if train is None:
                 raise TaskError("no client of train has an example; check its rows.")
@@ -452,7 +474,7 @@ def _check_settings(task: Task) -> None:
         )
     if task.loss_reduction not in (None, "mean", "sum"):
         raise TaskError(f"loss_reduction must be mean or sum, found {task.loss_reduction!r}.")
-    if not isinstance(task.higher_is_better, bool | np.bool_):
+    if not isinstance(task.higher_is_better, bool | np.bool_ | None):
         raise TaskError(f"higher_is_better must be True or False, found {task.higher_is_better!r}.")
     _check_metrics(task)
     for field in ("settings", "constants", "encoding"):
@@ -494,6 +516,19 @@ def _check_metrics(task: Task) -> None:
             f"primary_metric={task.primary_metric!r} is not one of its metrics: {known}. Name "
             "one of them, or loss."
         )
+
+
+def _is_higher_better(task: Task) -> bool:
+    """Returns whether more of the primary metric is better, by its name."""
+    found = directions.higher_is_better(task.primary_metric)
+    if found is None and task.primary_metric in task.metrics:
+        warnings.warn(
+            f"Task {task.name!r}: more {task.primary_metric} is taken for better, since its name "
+            "does not say; set higher_is_better.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return found is None or found
 
 
 class _Form(NamedTuple):

@@ -343,7 +343,10 @@ def values_of(flag: str, arguments: Sequence[str]) -> list[str]:
 
 def said_of_unknown(kind: str, name: str, known: Iterable[str], prefix: str = "") -> str:
     """Returns one line that a name is unknown, with the closest known name."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    known = list(known)
+    if name in known:  # From Python, where the command's own flags cannot be set.
+        return f"{kind.capitalize()} {prefix}{name} is for the command only."
+    close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean {prefix}{close[0]}?" if close else ""
     return f"Unknown {kind} {prefix}{name}.{hint}"
 

@@ -270,7 +270,7 @@ class Evaluations:
             clients.by_client()[task.primary_metric],
             np.where(measured, clients.sizes, 0),
             train_sizes=self._train_sizes,
-            higher_is_better=task.higher_is_better,
+            higher_is_better=bool(task.higher_is_better),
         )
         return {f"{prefix}/{task.primary_metric}_{name}": v for name, v in statistics.items()}
 

@@ -250,7 +250,9 @@ def write_results(
         "rounds": round_num,
         **({} if stopped is None else {"stopped": stopped}),
         "final": final,
-        **metrics_csv.summarize_rows(rows, f"eval/{task.primary_metric}", task.higher_is_better),
+        **metrics_csv.summarize_rows(
+            rows, f"eval/{task.primary_metric}", bool(task.higher_is_better)
+        ),
         "seals": {
             "metrics.csv": metrics_csv.rows_digest(rows),
             "client_metrics.csv": outputs.file_digest(folder.file("client_metrics.csv")),

@@ -5,14 +5,18 @@ With `use_synthetic_data` it is a small generated table of 12 users.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import dataclasses
 import functools
+import lzma
 import os
 import re
 import sys
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -291,10 +295,14 @@ def _read(
     except OSError as e:
         reason = e.strerror or e
         raise DataError(f"{flag}={path} cannot be read: {reason}; name a CSV file") from e
+    except (EOFError, ImportError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as e:
+        reason = " ".join(str(e).split())
+        raise DataError(f"{flag}={path} cannot be unpacked: {reason}; unpack it yourself") from e
     except UnicodeDecodeError as e:
+        form = "UTF-16" if e.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "CP1252"
         raise DataError(
             f"{flag}={path} is not in UTF-8; convert it, for example by "
-            "iconv -f CP1252 -t UTF-8 OLD.csv > NEW.csv."
+            f"iconv -f {form} -t UTF-8 OLD.csv > NEW.csv."
         ) from e
     except pd.errors.ParserWarning as e:
         _refuse_other_separators(flag, path, header)

@@ -96,11 +96,11 @@ class _Tree:
             raise ValueError("it has no folder train")
         root = min(roots, key=len)
         self.path = path
-        # What macOS puts beside a file on other systems' disks is called `._` and the file's name.
+        below = {p[len(root) :]: size for p, size in sizes.items() if p.startswith(root)}
+        # Hidden files and folders are not of the set: what macOS puts beside a file on other
+        # systems' disks is called `._` and the file's name, and Jupyter keeps copies.
         self.sizes = {
-            p[len(root) :]: size
-            for p, size in sizes.items()
-            if p.startswith(root) and not p.rsplit("/", 1)[-1].startswith(".")
+            p: size for p, size in below.items() if not any(n[0] == "." for n in p.split("/") if n)
         }
         self._read = lambda name: read(root + name)
 
@@ -142,11 +142,13 @@ def read(kind: Kind, data_dir: str | None) -> dict[str, Images]:
                     prepared.warn_if_older(folder, _changing(raw))
         else:
             made = prepared.in_memory(_source(kind, _find(kind, data_dir)))
-    images = {}
+    images, counts = {}, {}
     for part, clients in made.parts.items():
         (rows,) = clients.values()
+        counts[f"images of {part}"] = (rows.stop - rows.start, kind.published[part])
         own = slice(rows.start, rows.stop)
         images[part] = Images(made.arrays["x"][own], made.arrays["y"][own].astype(np.int32))
+    files_lib.warn_if_not_published(data_dir or kind.folder, counts)
     return images
 
 

@@ -3,9 +3,11 @@
 import decimal
 import json
 import pathlib
+import struct
 import subprocess
 import sys
 import warnings
+import zlib
 
 import numpy as np
 import pandas as pd
@@ -58,6 +60,8 @@ def made(df=None, **changes):
     fields = {"user": "who", "target": "kind", "model": dense(3)}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # Column "a" does, so that tests find rows again.
+        warnings.filterwarnings("ignore", message=".*seems to number the rows")
         return tasks.from_frame(frame() if df is None else df, **{**fields, **changes})
 
 
@@ -276,6 +280,28 @@ def test_pixels_beyond_eight_bits_are_not_cut_off(tmp_path, dtype):
     Image.fromarray(pixels).save(tmp_path / "deep.tiff")
     with pytest.raises(ValueError, match=r"row 0: .*deep.tiff has pixels of more than 8 bits"):
         made(frame(file="deep.tiff"), image="file", image_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize(("depth", "kind"), [(8, 2), (16, 2), (16, 4), (16, 6)])
+def test_png_files_of_two_bytes_a_channel_are_refused(tmp_path, depth, kind):
+    """Colour, grey with alpha, colour with alpha: Pillow would keep the upper bytes of each."""
+    width = {2: 3, 4: 2, 6: 4}[kind] * depth // 8
+
+    def chunk(name, data):
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    header = struct.pack(">IIBBBBB", 2, 2, depth, kind, 0, 0, 0)
+    rows = zlib.compress((b"\0" + b"\xff" * 2 * width) * 2)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    (tmp_path / "deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    fields = {"image": "file", "image_dir": str(tmp_path), "test": None}
+    if depth == 8:
+        assert made(frame(file="deep.png"), **fields).train.examples(0).x.min() == 1.0
+        return
+    with pytest.raises(ValueError, match=r"deep.png has pixels of more than 8 bits"):
+        made(frame(file="deep.png"), **fields)
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("LA", 1), ("RGBA", 3)])
@@ -640,7 +666,7 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
             "are different categories of feature 'b': 'x  y' and 'x y'",
         ),
         (frame(note=["x", "y"] * 12), "non-numeric columns are left out: note"),
-        (frame(kind=[f"0,{k}" for k in range(24)]), "'kind' has 24 different values in 24 rows"),
+        (frame(kind=[f"k{k}" for k in range(24)]), "'kind' has 24 different values in 24 rows"),
         (
             frame(who=np.array(["u0", np.nan, "u1", "u2"] * 6)),
             "df: column 'who' has 'nan' in 6 rows, the first in row 1; if it stands for a missing",
@@ -651,13 +677,117 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
             r"column 'b' has ' \?' in 6 rows, the first in row 1; if it stands for a missing",
         ),
         (frame(b=["1", "2.5"] * 12), "feature 'b' is text, though every value reads as a number"),
+        (frame(b=["1", "2.5", "high"] * 8), "'b' is text, though most values read, unlike 'high',"),
+        (frame(b=["1,5", "2,5"] * 12), "'b' is text, though most values read, unlike '1,5',"),
+        (frame(b=["1,234", "900"] * 12), "'b' is text, though most values read, unlike '1,234',"),
+        (frame(b=["<0.1", "5 %"] * 12), "'b' is text, though most values read, unlike '<0.1',"),
+        (frame(b=["\N{MINUS SIGN}5", "5"] * 12), "'b' is text, though most values read, unlike"),
+        (frame(b=["-", "5", "6"] * 8), "column 'b' has '-' in 8 rows, the first in row 0"),
+        (frame(kind=["1", "2", "n. d."] * 8), r"'kind' has text such as 'n\. d\.' among numbers"),
+        (frame(), "df: column 'a' seems to number the rows and is used as a feature; if it"),
+        (frame(b=np.arange(1, 25)), "df: column 'a', 'b' seems to number the rows"),
+        (frame().rename(columns={"b": "Unnamed: 0"}), "column 'a', 'Unnamed: 0' seems to number"),
     ],
 )
 def test_what_may_be_meant_otherwise_is_said_by_name(df, says):
-    named = {"features": ["a", "b"]} if "'b'" in says else {}
+    named = {"features": ["a", "b"]} if "'b'" in says and "number the" not in says else {}
     with pytest.warns(RuntimeWarning, match=says) as warned:
         tasks.from_frame(df, user="who", target="kind", model=dense(3), **named)
-    assert all(w.filename == __file__ for w in warned), "it names the caller's line"
+    # The first test of a process may also see warnings of what it imports.
+    ours = [w for w in warned if w.category is RuntimeWarning]
+    assert all(w.filename == __file__ for w in ours), "it names the caller's line"
+
+
+@pytest.mark.parametrize(
+    ("name", "higher"),
+    [
+        ("mae", False),
+        ("accuracy", True),
+        ("neg_mean_squared_error", True),
+        ("hinge", False),
+        ("macro_f1", True),
+    ],
+)
+def test_a_metrics_name_says_whether_more_is_better(name, higher):
+    task = made(metrics={name: lambda y, outputs: outputs[:, 0]})
+    assert task.primary_metric == name and task.higher_is_better is higher
+    # Who says it, knows it.
+    other = made(metrics={name: lambda y, outputs: outputs[:, 0]}, higher_is_better=not higher)
+    assert other.higher_is_better is not higher
+
+
+def test_a_metric_whose_name_says_nothing_is_said():
+    df = frame().drop(columns="a")
+    with pytest.warns(RuntimeWarning, match="more gain is taken for better, since its name does"):
+        task = tasks.from_frame(
+            df, user="who", target="kind", model=dense(3, 1), metrics={"gain": "mse"}
+        )
+    assert task.higher_is_better is True
+
+
+@pytest.mark.parametrize("dtype", ["int64[pyarrow]", "double[pyarrow]", "bool[pyarrow]"])
+def test_tables_of_pyarrow_are_those_of_numpy(dtype):
+    pytest.importorskip("pyarrow")
+    df = frame(b=np.arange(24) // 4 % 2)
+    df["b"] = df.b.astype(dtype)
+    plain = df.assign(b=df.b.astype(dtype.removesuffix("[pyarrow]").replace("double", "float")))
+    kinds = {"loss": "mse", "features": ["a"], "target": "b", "model": dense(1, 1)}
+    for changes in ({}, {**kinds, "target_type": "category", "model": dense(2, 1), "loss": None}):
+        found, wanted = (made(d, test=None, **changes) for d in (df, plain))
+        for k in range(4):
+            for one, two in zip(found.train.examples(k), wanted.train.examples(k), strict=True):
+                np.testing.assert_array_equal(one, two)
+                assert one.dtype == two.dtype
+        assert found.encoding == wanted.encoding
+
+
+def test_dates_of_pyarrow_and_of_python_are_one_line():
+    pytest.importorskip("pyarrow")
+    days = pd.Series(pd.date_range("2020-01-01", periods=24))
+    for column in (days.dt.date, days.astype("timestamp[ns][pyarrow]"), days.dt.to_period("D")):
+        with pytest.raises(DataError, match=r"target 'kind' is .*; make it a number or text"):
+            made(frame(kind=column))
+
+
+def test_texts_without_blanks_between_words():
+    text = ["\u6211\u559c\u6b22", "\u0928\u092e\u0938\u094d\u0924\u0947 you"] * 12
+    task = made(frame(note=text), text="note", text_length=3, test=None)
+    assert sorted(task.encoding["words"]) == [
+        "you",
+        "\u0928\u092e\u0938\u094d\u0924\u0947",
+        *sorted(text[0]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda x: tf.keras.Sequential([tf.keras.layers.Dense(3, activation="softmax")])(x),
+        lambda x: tf.keras.layers.Lambda(tf.nn.softmax)(tf.keras.layers.Dense(3)(x)),
+        lambda x: tf.nn.softmax(tf.keras.layers.Dense(3)(x)),
+        lambda x: tf.keras.layers.Reshape((3,))(tf.keras.layers.Dense(3, activation="softmax")(x)),
+    ],
+    ids=["nested", "layer", "function", "reshaped"],
+)
+def test_a_softmax_is_found_wherever_it_is(end):
+    def model(seed):
+        x = tf.keras.Input((2,))
+        return tf.keras.Model(x, end(x))
+
+    with pytest.raises(DataError, match=r"last layer has a softmax, .* takes logits"):
+        made(model=model).keras_model(0)
+    loss = "sparse_categorical_crossentropy"
+    assert made(model=model, loss=loss, target_type="category").keras_model(0).count_params() == 9
+
+
+def test_test_columns_in_another_order_are_refused():
+    df = frame().assign(a=np.arange(24) % 7)
+    fields = {"model": dense(3), "users": df.who}
+    with pytest.raises(DataError, match=r"its columns in another order; give test_x\[x\.columns\]"):
+        tasks.from_arrays(df[["a", "b"]], df.kind, test_arrays=(df[["b", "a"]], df.kind), **fields)
+    other = df[["a", "b"]].rename(columns={"b": "c"})
+    with pytest.raises(DataError, match="only one of both x has the column 'c'"):
+        tasks.from_arrays(df[["a", "b"]], df.kind, test_arrays=(other, df.kind), **fields)
 
 
 def test_copies_of_training_rows_are_counted_wherever_they_are_held_out():

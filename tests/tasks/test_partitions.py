@@ -1,6 +1,7 @@
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
+import pandas as pd
 import pytest
 
 import tasks
@@ -446,3 +447,20 @@ def test_labels_that_are_missing_or_no_labels_are_refused(assign):
 def test_users_that_are_bytes_are_refused():
     with pytest.raises(ValueError, match=r"users are bytes; make them text, by \[user.decode"):
         partitions.by_user(np.array([b"ann", b"bob", b"ann"]))
+
+
+def test_arguments_that_cannot_be_right():
+    table = pd.DataFrame({"u": list("ab")})
+    for users in (table, "ab"):
+        with pytest.raises(ValueError, match="users must be a column, found a"):
+            partitions.by_user(users)
+    for share in (20, 1.0, -0.2):
+        with pytest.raises(HparamError, match=r"test_fraction=.* must be in \[0, 1\)"):
+            partitions.split_train_test([np.arange(50)], share, 0)
+        with pytest.raises(HparamError, match=r"fraction=.* must be in \[0, 1\)"):
+            partitions.split_by_id({"a": np.arange(50)}, share, 0, "test")
+    for alpha in (np.inf, np.nan, 0.0):
+        with pytest.raises(HparamError, match="must be a finite number above 0"):
+            partitions.dirichlet_by_class(np.arange(8) % 2, 2, alpha, 0)
+    with pytest.raises(HparamError, match=r"alpha=1e\+308 is too large"):
+        partitions.dirichlet_by_class(np.arange(8) % 2, 2, 1e308, 0)

@@ -206,7 +206,7 @@ WIDE = np.zeros((6, 3), np.float32)
         ({"metrics": {"client_id": "mse"}}, "'client_id' cannot be the name"),
         ({"primary_metric": "acc"}, "'acc' is not one of its metrics: accuracy"),
         ({"metrics": {}}, "'accuracy' is not one of its metrics: it has none"),
-        ({"primary_metric": "loss"}, "set higher_is_better=False"),
+        ({"primary_metric": "loss", "higher_is_better": True}, "set higher_is_better=False"),
         ({"higher_is_better": "yes"}, "higher_is_better must be True or False"),
         ({"name": ""}, "name must be text"),
         ({"settings": [1]}, "settings must be a dictionary, found a list"),
@@ -402,3 +402,31 @@ Task("mine", data, data, None, lambda seed: None, loss, {"mine": loss}, "mine")
 assert called and not context.context()._initialized
 """
     subprocess.run([sys.executable, "-c", code], cwd=REPO, check=True, timeout=200)
+
+
+@pytest.mark.parametrize("kind", ["groups", "indexes", "columns"])
+def test_labels_of_pandas_are_not_taken_for_positions(kind):
+    df = pd.DataFrame({"u": list("aabbab"), "p": X[:, 0], "y": Y}).sample(frac=1, random_state=0)
+    groups = df.groupby("u")
+    rows = {
+        "groups": list(groups.groups.values()),
+        "indexes": [own.index for _, own in groups],
+        "columns": [own.index.to_series() for _, own in groups],
+    }[kind]
+    with pytest.raises(DataError, match="rows must be positions, but indexes and columns"):
+        ArrayFederatedData(df[["p"]], df.y, rows)
+    data = ArrayFederatedData(df[["p"]], df.y, list(groups.indices.values()), list("ab"))
+    assert data.examples(0).x[:, 0].tolist() == df.p[df.u == "a"].tolist()
+
+
+def test_examples_of_other_indexes_are_said_to_go_by_position():
+    df = pd.DataFrame({"p": X[:, 0], "y": Y})
+    with pytest.warns(
+        RuntimeWarning, match="x and y are matched by position, though their"
+    ) as all_:
+        Examples(df[["p"]], df.y[::-1])
+    assert all_[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Examples(df[["p"]], df.y)
+        Examples(df[["p"]], Y.tolist())

@@ -257,6 +257,23 @@ def test_files_of_another_form_name_a_way_on(here, content, says):
         tasks.load("table", path="table.csv", user="who", target="kind")
 
 
+@pytest.mark.parametrize("ending", ["gz", "xz", "zip", "bz2"])
+def test_a_packed_file_that_is_cut_off_is_one_line(here, ending):
+    path = here / f"table.csv.{ending}"
+    pd.read_csv(here / "table.csv").to_csv(path, index=False)
+    for content in (path.read_bytes()[:-20], b"no archive"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"^--table_path={path} ") as error:
+            tasks.load("table", path=str(path), user="who", target="kind")
+        assert "\n" not in str(error.value)
+
+
+def test_excels_unicode_text_is_to_be_converted_from_utf_16(here):
+    (here / "table.csv").write_text("who,a,kind\nx,1,p\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"not in UTF-8; convert it, .* iconv -f UTF-16 -t UTF-8"):
+        tasks.load("table", path="table.csv", user="who", target="kind")
+
+
 def test_settings_that_say_what_to_read_are_needed_in_python_too():
     with pytest.raises(HparamError, match="needs --table_path"):
         tasks.load("table")

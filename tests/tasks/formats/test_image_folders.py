@@ -138,6 +138,16 @@ def test_cinic10s_archive(tmp_path, top):
     _check_cinic10(task, with_valid=True)
 
 
+def test_hidden_folders_are_not_of_the_set_and_a_part_is_reported(tmp_path, capsys):
+    files = _cinic10()
+    name, content = next((n, c) for n, c in files.items() if n.startswith("train/"))
+    hidden = name.replace("train/", "train/.copies/"), name.replace("/", "/.copies/", 2)
+    _write(tmp_path, {**files, **dict.fromkeys(hidden, content)})
+    _check_cinic10(tasks.load("cinic10", data_dir=str(tmp_path), **_SMALL))
+    err = capsys.readouterr().err
+    assert err.startswith(f"warning: {tmp_path} has ") and "the published set 90,000" in err
+
+
 def test_tiny_imagenets_folders(tmp_path):
     _write(tmp_path / "tiny-imagenet-200", _tiny_imagenet())
     _check_tiny_imagenet(tasks.load("tiny_imagenet", data_dir=str(tmp_path), **_SMALL))
