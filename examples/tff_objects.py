@@ -24,7 +24,7 @@ import tensorflow_federated as tff
 import tff_algos
 from simulation import runtimes
 
-# Or a pair of them.
+# Examples are dictionaries with these keys; pairs (x, y) work, too.
 SPEC = collections.OrderedDict(x=tf.TensorSpec([None, 4]), y=tf.TensorSpec([None], tf.int32))
 LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 BATCH_SIZE = 5

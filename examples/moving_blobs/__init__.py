@@ -45,7 +45,7 @@ def load(*, data_dir, seed, use_synthetic_data, num_clients, spread):
     def loss(labels, logits):
         return tf.keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
 
-    # Every fourth example of a client is its own test; all of those together are the central test.
+    # Every fourth example is for its client's test. All of these are the central test set.
     return Task(
         name="moving_blobs",
         train=ArrayFederatedData(x, y, [r[r % 4 != 3] for r in rows]),
