@@ -36,25 +36,39 @@ class _UnfinishedError(Exception):
     """Some run has not reached its last round."""
 
 
-def best(setup: Setup, row: str, root: str) -> Best | None:
+# Runs by their settings → the same runs in the folders that they have.
+Placed = Callable[[Sequence[PlannedRun]], Sequence[PlannedRun]]
+
+
+def best(
+    setup: Setup, row: str, root: str, place: Placed = list, data_dir: str | None = None
+) -> Best | None:
     """Returns the best point of a row; `None` if its runs are unfinished.
 
     Args:
       setup: The set-up that tries the points.
       row: A row of it.
       root: Folder of all results.
+      place: Finds the runs' folders, such as `places.Places.of`, which leaves out runs of other
+        code or data. By default they are taken by their names.
+      data_dir: Passed to the runs of tasks that read files.
     """
     seeds = setup.selection.get("seeds", setup.seeds)
     tried: dict[pathlib.Path, PlannedRun] = {}
 
     def plan(points, rounds=None):
-        return planned_runs.planned_runs(setup, points, points, seeds, root=root, max_rounds=rounds)
+        planned = planned_runs.planned_runs(
+            setup, points, points, seeds, root=root, data_dir=data_dir, max_rounds=rounds
+        )
+        return list(place(planned))
 
     def look_at(runs):
         for run in runs:
             tried.setdefault(run.folder, run)
-            diverged = (run.folder / outputs.DIVERGED).exists()
-            if not diverged and run.read().last_round < run.rounds:
+            if (run.folder / outputs.DIVERGED).exists() or run.read().last_round >= run.rounds:
+                continue
+            # A run that `stop_at` stopped has done all that it will do.
+            if "stopped" not in (run.read().ended or {}):
                 raise _UnfinishedError
 
     points = setup.points(row)
@@ -73,7 +87,12 @@ def best(setup: Setup, row: str, root: str) -> Best | None:
 
 
 def settled(
-    setup: Setup, rows: Sequence[str], root: str, say: Callable[[str], None]
+    setup: Setup,
+    rows: Sequence[str],
+    root: str,
+    say: Callable[[str], None],
+    place: Placed = list,
+    data_dir: str | None = None,
 ) -> tuple[Setup, list[str]]:
     """Returns a set-up whose rows have the best points of another item, and says which.
 
@@ -82,6 +101,8 @@ def settled(
       rows: The rows to run.
       root: Folder of all results.
       say: Prints or logs a line on a row that is left out.
+      place: As for `best`.
+      data_dir: As for `best`.
 
     Returns:
       The set-up without `points_of`: the grid of each row is its best point among all set-ups of
@@ -94,12 +115,15 @@ def settled(
     sources = list(item_files.read_item(setup.home / f"{setup.points_of}.toml").setups.values())
     found = {}
     for row in rows:
-        every = [best(source, row, root) for source in sources if row in source.rows]
+        every = [
+            best(source, row, root, place, data_dir) for source in sources if row in source.rows
+        ]
         finished = [one for one in every if one is not None]
         if len(finished) < len(every):
             raise ReproduceError(
                 f"{setup.item} {setup.name}: the searches of {row} in {setup.points_of} are "
-                f"unfinished; run --item={setup.points_of} first."
+                f"unfinished, or were done with other code or data; run --item={setup.points_of} "
+                "first."
             )
         found[row] = min(finished, key=lambda one: one.loss)
     told = [

@@ -13,10 +13,11 @@ from reproduction import comparison, plots, quantities, run_folders, statistics
 from simulation.errors import RunError
 from tff_suite import figures, writing
 
+_DRAWS = "client_datasets_random_seed"
 # Flags that differ between runs of one experiment.
 _OF_THE_RUN = (
     "seed",
-    "client_datasets_random_seed",
+    _DRAWS,
     "experiment_name",
     "root_output_dir",
     "data_dir",
@@ -122,15 +123,17 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
     diverged = _diverged(runs)
     found, lacking = [], []
     for reference, label in itertools.combinations(labels, 2):
-        common = {seed for of, seed in table if of == label} & {
-            seed for of, seed in table if of == reference
-        }
+        common, known = (
+            {seed for of, seed in some if of == label}
+            & {seed for of, seed in some if of == reference}
+            for some in (table, _seeds(runs))
+        )
         seeds = sorted(s for s in common if not {(label, s), (reference, s)} & diverged)
         if common and not seeds:
             continue
         pairs = table[[(name, seed) for name in (reference, label) for seed in seeds]].dropna()
         if not seeds or pairs.empty:
-            what = f"{column} in no common round" if seeds else "no seed in common"
+            what = f"{column} in no common round" if known else "no seed in common"
             lacking.append(f"{label} and {reference} have {what}.")
             continue
         last = pairs.iloc[-1]
@@ -142,6 +145,12 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
         raise RunError(lacking[0])
     corrected = statistics.holm([one.p for one in found])
     return [one._replace(p=p) for one, p in zip(found, corrected, strict=True)]
+
+
+def _seeds(runs: Sequence[run_folders.RunFolder]) -> set[tuple[str, int]]:
+    """Returns the label and the seed of each run."""
+    named = zip(runs, run_folders.labels(runs), strict=True)
+    return {(label, run.flags["seed"]) for run, label in named}
 
 
 def _diverged(runs: Sequence[run_folders.RunFolder]) -> set[tuple[str, int]]:
@@ -172,6 +181,17 @@ def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
         kinds = "; ".join(of_data[differing[0]])
         named = "seed" if len(differing) == 1 else "seeds"
         lines.append(f"Not the same data ({named} {_listed(differing)}): {kinds}.")
+    for seed, some in seeds.items():
+        draws: dict[Any, dict[str, None]] = {}
+        for run, label in some:
+            draws.setdefault(run.flags.get(_DRAWS), {})[label] = None
+        if len(draws) > 1:
+            of_each = "; ".join(f"{value} of {', '.join(of)}" for value, of in draws.items())
+            lines.append(
+                f"Not the same draws of clients (seed {seed}): {_DRAWS}={of_each}. So the "
+                "differences are not only of the methods."
+            )
+            break
     ends = {}
     for run, label in zip(runs, labels, strict=True):
         if not run.diverged:

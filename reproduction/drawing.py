@@ -310,10 +310,11 @@ def _column_label(setup: Setup, column: Any, rows: Any = None) -> str:
     if power != 1:
         root = "square root of the " if power == 0.5 else f"power {power:g} of the "
         words, unit = f"{root}{words}{' in percent' * (scale == 100)}", ""
-    elif scale < 0:
-        words, unit = words.replace("accuracy", "error"), "%"
     else:
-        unit = {100: "%", 1: ""}.get(scale, f"× {scale:g}")
+        if scale < 0:  # Of a share, what is missing to all of it.
+            is_error = "accuracy" in words and column.get("offset", 0) == -scale
+            words = words.replace("accuracy", "error") if is_error else f"negative {words}"
+        unit = {100: "%", 1: ""}.get(abs(scale), f"× {abs(scale):g}")
     if "last_rounds" in column:
         number = results.rounds_averaged(column, () if rows is None else rows.rounds.dropna())
         words += f", mean of the last {number} rounds"

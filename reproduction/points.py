@@ -10,7 +10,7 @@ point by point.
 import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ def of_space(space: Space, samples: int | None = None, seed: int = 0) -> list[di
       seed: Seed of the shift.
 
     Returns:
-      Flag → value of each point; numbers of a range have four digits.
+      Flag → value of each point, none twice; numbers of a range have four digits.
 
     Raises:
       ValueError: If the space is faulty, see `fault`.
@@ -66,7 +66,7 @@ def of_space(space: Space, samples: int | None = None, seed: int = 0) -> list[di
     if wrong:
         raise ValueError(wrong)
     if samples is None or not space:
-        return [dict(zip(space, p, strict=True)) for p in itertools.product(*space.values())]
+        return _once(dict(zip(space, p, strict=True)) for p in itertools.product(*space.values()))
     # SciPy is slow to import, and not needed for a whole grid.
     from scipy.stats import qmc
 
@@ -75,10 +75,15 @@ def of_space(space: Space, samples: int | None = None, seed: int = 0) -> list[di
         warnings.simplefilter("ignore", UserWarning)
         unit = qmc.Sobol(len(space), scramble=False).random(samples)
     unit = (unit + np.random.default_rng(seed).random(len(space))) % 1.0
-    return [
+    return _once(
         {flag: _at(values, u) for (flag, values), u in zip(space.items(), row, strict=True)}
         for row in unit
-    ]
+    )
+
+
+def _once(points: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns points in their order, each once: a list's values may be drawn several times."""
+    return list({tuple(point.items()): point for point in points}.values())
 
 
 def _at(values: Any, place: float) -> Value:

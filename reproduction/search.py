@@ -172,6 +172,46 @@ def rungs(points: int, rounds: int, factor: int = 3, first: int | None = None) -
     return [*reached, rounds]
 
 
+def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
+    """Refuses grids whose points could not be compared.
+
+    Args:
+      setup: The set-up.
+      runs: The runs that are planned for its rows' grids.
+
+    Raises:
+      ReproduceError: If no evaluation falls into the rounds in which points are compared, or if
+        `stop_at` could end runs of a search before its last rung.
+    """
+    metric = setup.selection.get("metric", "")
+    for row, run in {run.row: run for run in reversed(runs)}.items():
+        number = len(setup.points(row))
+        if number < 2:
+            continue
+        settings = run.request().run
+        if setup.search and settings["stop_at"] is not None:
+            raise ReproduceError(
+                f"{setup.item} {setup.name}: {row} has stop_at={settings['stop_at']}, but a search "
+                "compares its points after the same rounds; leave it out."
+            )
+        if metric.startswith(("train/", "time/")):  # Every round has these.
+            continue
+        every, whole = settings["rounds_per_eval"], run.rounds
+        first = setup.selection["last_rounds"]
+        steps = [whole]
+        if setup.search:
+            given = setup.search.get("rounds")
+            steps = rungs(number, whole, setup.search.get("factor", 3), given)
+        for rounds in steps:
+            window = min(first, max(1, rounds // 2)) if rounds == whole else rounds
+            if rounds // every * every <= rounds - window:
+                raise ReproduceError(
+                    f"{setup.item} {setup.name}: points of {row} are compared by {metric} after "
+                    f"round {rounds}, but rounds_per_eval={every} gives no value in the last "
+                    f"{window} of these rounds; lower it, or raise selection.last_rounds."
+                )
+
+
 class Grids(Protocol):
     """What a search reads of a set-up."""
 

@@ -120,7 +120,9 @@ class Study:
         """Checks before the first run what can be checked from settings alone."""
         for line in self._told():
             self.say(line)
-        drawing.check(self.setup, self._by_settings(self.points(), self.tried_seeds()))
+        runs = self._by_settings(self.points(), self.tried_seeds())
+        drawing.check(self.setup, runs)
+        search.check(self.setup, runs)
         shown = columns.Check(self.setup)
         shown.before()
         return shown
@@ -143,7 +145,11 @@ class Study:
           HparamError: If flags of a row are wrong.
         """
         if self.setup.points_of:
-            setup, said = best_points.settled(self.setup, self.rows, self.root, self.say)
+            # Also with `fresh` the points are those of the existing runs.
+            found = places.Places(self.resources, False, self.say)
+            setup, said = best_points.settled(
+                self.setup, self.rows, self.root, self.say, found.of, self.data_dir
+            )
             of_best = dataclasses.replace(self, setup=setup, rows=list(setup.rows)).carry_out()
             return dataclasses.replace(of_best, told=[*of_best.told, *said])
         shown, started = self._checked(), time.monotonic()

@@ -269,6 +269,9 @@ def _stopped(request: Request, folder: outputs.ExperimentFolder, caller: Caller)
     """Says why a finished run would stop where it is; empty if it goes on, or is not finished.
 
     Only what stopped it before, or could, is asked: `--stop_at` and the caller's callbacks.
+
+    Raises:
+      RunError: If `--stop_at` would have stopped it before its last round.
     """
     condition = request.run["stop_at"]
     summary = outputs.read_json(folder.file("summary.json")) or {}
@@ -282,7 +285,20 @@ def _stopped(request: Request, folder: outputs.ExperimentFolder, caller: Caller)
     if not given:
         return ""
     rows = [callbacks.numbers(row) for row in metrics_csv.read_csv(folder.file("metrics.csv"))[1]]
-    return next(filter(None, (callback.begin(rows) for callback in given)), "")
+    for callback in given:
+        if isinstance(callback, callbacks.EarlyStopping):
+            callback.settle(assembly.load(request))
+        reason = callback.begin(rows)
+        # The run went on after that round, so its final numbers are of later ones.
+        earlier = isinstance(callback, callbacks.StopAt) and callback.begin(rows[:-1])
+        if earlier:
+            raise RunError(
+                f"{folder.path} has {summary['rounds']} rounds, but stop_at would end it earlier: "
+                f"{earlier}. Choose another experiment_name, or leave stop_at out."
+            )
+        if reason:
+            return reason
+    return ""
 
 
 def _unmeasured(request: Request, folder: outputs.ExperimentFolder, caller: Caller) -> str:

@@ -383,7 +383,7 @@ def test_damaged_newest_checkpoint_costs_rounds_not_the_run(finished, tmp_path, 
     newest.write_bytes(newest.read_bytes()[:-5])
     capfd.readouterr()
     assert run_experiment.main(arguments) == 0
-    assert f"{newest} is damaged" in capfd.readouterr().out
+    assert f"{newest} is damaged" in capfd.readouterr().err
     assert_same_run(folder, finished)
     # The damaged one is none of the two that are kept.
     assert checkpoints.rounds(str(folder / "checkpoints")) == [2, 4]

@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import reproduce
-from reproduction import best_points, items
+from reproduction import best_points, items, search
 from reproduction.items import ReproduceError
 from simulation.records import outputs
 
@@ -125,7 +127,7 @@ def test_until_then_a_dry_run_estimates(home, tmp_path, capsys):
     assert "| fedprox | 2 " in capsys.readouterr().out
     assert reproduce.main(asked) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert "are unfinished; run --item=sweep first" in line
+    assert "are unfinished, or were done with other code or data; run --item=sweep first" in line
 
 
 @pytest.mark.parametrize(
@@ -162,3 +164,79 @@ def test_one_command_tunes_and_then_runs_on_other_seeds(home, tmp_path, capsys):
     final = list((tmp_path / "own/sweep_final/final").rglob("metrics.csv"))
     assert len(final) == 4
     assert all("eval/accuracy" in path.read_text().splitlines()[0] for path in final)
+
+
+def test_runs_that_stop_at_ended_are_finished(home, tmp_path):
+    of, root = setups(home), str(tmp_path / "results")
+    for name in ("one", "two"):
+        done(of[name], "fedavg", root, [3.0, 2.0], 2)
+    for path in (tmp_path / "results").rglob("summary.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"stopped": "x after round 2"}))
+    setup, _ = best_points.settled(of["final"], ["fedavg"], root, print)
+    assert setup.points("fedavg") == [{"client_learning_rate": 0.2}]
+
+
+def test_points_of_runs_on_other_data_are_not_taken(home, tmp_path, capsys):
+    """The correction of a table changes the best point, so the old searches do not count."""
+    table = pd.DataFrame({"who": list("abcd") * 10, "x": np.linspace(-1, 1, 40), "n": 0})
+    table["y"] = 3 * table.x
+    path = tmp_path / "table.csv"
+    table.to_csv(path, index=False)
+    (home / "a.flags").write_text(
+        f"--task=table\n--table_path={path}\n--table_user=who\n--table_target=y\n"
+        "--clients_per_round=2\n--client_batch_size=5\n--validation_fraction=0.2\n"
+        "--table_features=x,n\n"
+    )
+    rows = '[rows]\nfedavg = "a.flags --algorithm=fedavg"\n'
+    (home / "sweep.toml").write_text(
+        'title = "t"\nrounds = 2\nseeds = [1]\n'
+        'columns = [{ name = "loss", metric = "validation/loss" }]\n'
+        'selection = { metric = "validation/loss", last_rounds = 1 }\n'
+        f"{rows}[grid]\nfedavg = {{ client_learning_rate = [0.3, 0.0003] }}\n"
+        '[setups.one]\ntitle = "one"\n'
+    )
+    (home / "sweep_final.toml").write_text(
+        'title = "f"\nrounds = 2\nseeds = [2]\npoints_of = "sweep"\n'
+        'columns = [{ name = "loss", metric = "eval/loss" }]\n[setups.final]\ntitle = "final"\n'
+        '[setups.final.rows]\nfedavg = "a.flags --algorithm=fedavg"\n'
+    )
+    arguments = [f"--items={home}", f"--root_output_dir={tmp_path / 'results'}", "--jobs=1"]
+    assert reproduce.main([*arguments, "--item=sweep"]) == 0
+    table.assign(n=np.arange(40) * 1e3).to_csv(path, index=False)
+    assert reproduce.main([*arguments, "--item=sweep_final"]) == 1
+    said = capsys.readouterr().err
+    assert "unfinished, or were done with other code or data; run --item=sweep first" in said
+    assert reproduce.main([*arguments, "--item=sweep"]) == 0
+    assert reproduce.main([*arguments, "--item=sweep_final"]) == 0
+    assert "client_learning_rate=0.0003, the best point of sweep" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "says"),
+    [
+        (
+            "",
+            "--rounds_per_eval=3",
+            "after round 4, but rounds_per_eval=3 gives no value in the la",
+        ),
+        ("", "--rounds_per_eval=4", None),
+        ("search = { factor = 2 }", "--rounds_per_eval=4", "after round 2, but rounds_per_eval=4"),
+        ("search = { factor = 2 }", "--rounds_per_eval=2", None),
+        ("search = { factor = 2 }", "--stop_at=train/loss<1", "has stop_at=train/loss<1, but a"),
+        ("", "--stop_at=train/loss<1", None),
+    ],
+)
+def test_points_that_cannot_be_compared_are_refused_before_they_run(
+    home, tmp_path, changes, flags, says
+):
+    text = SWEEP.replace("last_rounds = 2", "last_rounds = 1")
+    (home / "sweep.toml").write_text(text.replace('title = "t"', f'title = "t"\n{changes}', 1))
+    (home / "a.flags").write_text(FLAGS + flags + "\n")
+    setup = setups(home)["one"]
+    points = {"fedavg": setup.points("fedavg")}
+    runs = items.planned_runs(setup, points, points, [1], root=str(tmp_path))
+    if says is None:
+        search.check(setup, runs)
+        return
+    with pytest.raises(ReproduceError, match=says):
+        search.check(setup, runs)

@@ -226,6 +226,22 @@ def test_what_differs_beside_flags_is_told(tmp_path, one, other, says):
     assert re.search(says, told)
 
 
+def test_other_draws_of_clients_under_one_seed_are_told(tmp_path):
+    for name, algorithm, draws in (("a", "fedavg", 1), ("b", "fedavgm", 5)):
+        write_run(tmp_path / name, algorithm, 1, [0, 1], client_datasets_random_seed=draws)
+        start(tmp_path / name, (10, 100))
+    says = "draws of clients (seed 1): client_datasets_random_seed=1 of fedavg; 5 of fedavgm."
+    assert says in reported(tmp_path)
+
+
+def test_a_column_that_is_no_number_is_told_as_such(tmp_path):
+    for name, algorithm in (("a", "fedavg"), ("b", "fedavgm"), ("c", "fedprox")):
+        write_run(tmp_path / name, algorithm, 1, ["nan", "nan"] if name == "b" else [0, 1])
+    runs = run_folders.find_runs([str(tmp_path / "a"), str(tmp_path / "b")])
+    with pytest.raises(RunError, match="have eval/accuracy in no common round"):
+        compare.paired_differences(runs, "eval/accuracy")
+
+
 def of_version(folder, **versions):
     """Says of which version the method or task of a run was."""
     path = folder / "hparams.json"

@@ -55,6 +55,22 @@ def test_titles_stand_alone():
         assert not number or number[1] in setup.title, named(setup)
 
 
+@pytest.mark.parametrize(
+    ("column", "label"),
+    [
+        ({"metric": "eval/accuracy", "scale": -100, "offset": 100}, "error (%)"),
+        ({"metric": "eval/accuracy", "scale": -1, "offset": 1}, "error"),
+        ({"metric": "eval/accuracy", "scale": -1}, "negative"),
+        ({"metric": "eval/loss", "scale": -1}, "negative"),
+    ],
+)
+def test_a_column_that_is_turned_round_keeps_its_unit(column, label):
+    setup = dataclasses.replace(EVERY[0], curve="eval/loss")
+    found = drawing._column_label(setup, {"name": "c", **column})
+    assert found.endswith(label) or found.startswith(label)
+    assert ("(%)" in found) == ("(%)" in label)
+
+
 def test_a_share_has_one_unit_in_all_figures_of_a_setup():
     for setup in EVERY:
         units = set()

@@ -68,3 +68,11 @@ def test_values_lie_in_their_range_and_lists_are_drawn_evenly():
 def test_faulty_spaces_are_refused(space, samples, named):
     with pytest.raises(ValueError, match=named):
         points.of_space(space, samples)
+
+
+def test_no_point_is_tried_twice():
+    space = {"rate": [0.001, 0.03, 0.5]}
+    for samples in (4, 16, 64):
+        found = [point["rate"] for point in points.of_space(space, samples)]
+        assert sorted(found) == space["rate"]
+    assert points.of_space({"rate": [0.1, 0.1, 1, 1.0]}) == [{"rate": 0.1}, {"rate": 1}]

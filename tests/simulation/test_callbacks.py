@@ -1,5 +1,6 @@
 """What a user's code is told while a run works, and what it may do to it."""
 
+import dataclasses
 import json
 import pathlib
 import types
@@ -10,6 +11,7 @@ import pytest
 
 import run_experiment
 import simulation
+import tasks
 from simulation.errors import RunError
 from simulation.rounds.callbacks import Callbacks, Round
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
@@ -192,6 +194,38 @@ def test_weights_that_are_returned_are_the_servers_and_this_is_recorded(plain, t
     run(tmp_path, callbacks=[halves], total_rounds=2, experiment_name="parts")
     parts = run(tmp_path, experiment_name="parts")
     assert all(map(np.array_equal, parts.weights, result.weights))
+
+
+def test_a_target_that_a_finished_run_passed_is_one_line(tmp_path):
+    found = run(tmp_path)
+    first = found.rounds["eval/loss"].iloc[2]
+    with pytest.raises(
+        RunError, match=r"has 4 rounds, but stop_at would end it earlier: eval/loss"
+    ):
+        run(tmp_path, stop_at=f"eval/loss<={first + 1e-3}")
+    # The last round is where it would stop.
+    last = found.rounds["eval/loss"].iloc[4]
+    assert run(tmp_path, stop_at=f"eval/loss<={last + 1e-6}").summary["rounds"] == 4
+
+
+def test_a_run_that_its_task_let_stop_is_found_again(tmp_path):
+    """Of a metric whose name says nothing, only the task knows which values are better."""
+    task = dataclasses.replace(
+        tasks.load("synthetic", use_synthetic_data=True, num_clients=10),
+        name="mine",
+        metrics={"hits": "sparse_categorical_accuracy"},
+        primary_metric="hits",
+        higher_is_better=True,
+    )
+    settings = {"task": task, "validation_fraction": 0.3, "total_rounds": 9, "rounds_per_eval": 1}
+
+    def stopping():
+        return [simulation.EarlyStopping("validation/hits", patience=1, min_delta=1.0)]
+
+    first = run(tmp_path, **settings, callbacks=stopping())
+    assert first.summary["rounds"] < 9
+    again = run(tmp_path, **settings, callbacks=stopping())
+    assert again.summary == first.summary
 
 
 def test_a_target_by_the_command(tmp_path, capsys):
