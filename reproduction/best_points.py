@@ -138,6 +138,11 @@ def settled(
         point = point_in_words(one.point) or "no settings"
         told.append(f"{row}: {point}, the best point of {setup.points_of}.")
     rows = [row for row, one in found.items() if one.runs]
+    if not rows:
+        raise ReproduceError(
+            f"{setup.item} {setup.name}: every row diverged at every point of {setup.points_of}, "
+            "so no row is left to run."
+        )
     grid = {row: {flag: [value] for flag, value in found[row].point.items()} for row in rows}
     kept = {row: setup.rows[row] for row in rows}
     return dataclasses.replace(setup, rows=kept, grid=grid, points_of=""), told

@@ -138,7 +138,7 @@ class Comparison:
             known = _of_best_round(run_folders.opened(folder), chosen)
             if known is not None:
                 return known
-        return higher_is_better(chosen)
+        return results.higher_is_better(chosen)
 
     def table(self, column: str | None = None) -> pd.DataFrame:
         """Returns a row per method: mean of each column over seeds with its 95 % interval.
@@ -280,18 +280,6 @@ class Comparison:
                 "same difference. Trust neither its interval nor its p-value."
             )
         return told
-
-
-def higher_is_better(column: Mapping[str, Any]) -> bool | None:
-    """Returns whether higher values of a column are better, by its declaration, name and scale.
-
-    `None` if neither `higher_is_better` nor the name tells. A negative scale turns a name's meaning
-    around; a declaration is of the values as shown.
-    """
-    if "higher_is_better" in column:
-        return column["higher_is_better"]
-    higher = directions.higher_is_better(column["metric"])
-    return None if higher is None else higher == (column.get("scale", 1) > 0)
 
 
 def _of_primary(column: Mapping[str, Any], primary: str, more: bool) -> bool | None:

@@ -468,9 +468,14 @@ def _rates(setup, points, wanted):
     return plots.rate_heat_maps(
         points,
         label=_column_label(setup, setup.columns[0], _with_values(points)),
-        higher_is_better=setup.higher_is_better,
+        higher_is_better=_is_higher_better(setup),
         title=_title(setup, points),
     )
+
+
+def _is_higher_better(setup: Setup) -> bool:
+    """Returns whether higher values of the first column are better, by the item or by its name."""
+    return setup.higher_is_better and results.higher_is_better(setup.columns[0]) is not False
 
 
 def _title(setup: Setup, points: pd.DataFrame) -> str:
@@ -496,7 +501,7 @@ def _best_rate_points(setup, runs, wanted):
 def _best_rates(setup, points, wanted):
     return plots.best_server_rates(
         points.drop(columns="rounds"),
-        higher_is_better=setup.higher_is_better,
+        higher_is_better=_is_higher_better(setup),
         title=_title(setup, points),
     )
 
@@ -511,7 +516,7 @@ def _tau(setup, points, wanted):
     return plots.tau_curves(
         points.drop(columns="rounds"),
         ylabel=_column_label(setup, setup.columns[0], _with_values(points)),
-        higher_is_better=setup.higher_is_better,
+        higher_is_better=_is_higher_better(setup),
         title=_title(setup, points),
     )
 

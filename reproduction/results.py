@@ -38,6 +38,18 @@ def more_is_better(selection: Mapping[str, Any]) -> bool:
     return found
 
 
+def higher_is_better(column: Mapping[str, Any]) -> bool | None:
+    """Returns whether higher values of a column are better, by its declaration, name and scale.
+
+    `None` if neither `higher_is_better` nor the name tells. A negative scale turns a name's meaning
+    around; a declaration is of the values as shown.
+    """
+    if "higher_is_better" in column:
+        return column["higher_is_better"]
+    higher = directions.higher_is_better(column["metric"])
+    return None if higher is None else higher == (column.get("scale", 1) > 0)
+
+
 def reads_test_data(selection: Mapping[str, Any]) -> bool:
     """Returns whether a set-up's rule chooses points by test data."""
     return selection.get("metric", "").startswith(_OF_TEST_DATA)

@@ -172,18 +172,17 @@ def rungs(points: int, rounds: int, factor: int = 3, first: int | None = None) -
     return [*reached, rounds]
 
 
-def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
-    """Refuses grids whose points could not be compared.
+def cautions(setup: Setup, runs: Sequence[PlannedRun]) -> list[str]:
+    """Returns a line for each row whose points have no value in the rounds that compare them.
 
     Args:
       setup: The set-up.
       runs: The runs that are planned for its rows' grids.
 
     Raises:
-      ReproduceError: If no evaluation falls into the rounds in which points are compared, or if
-        `stop_at` could end runs of a search before its last rung.
+      ReproduceError: If `stop_at` could end runs of a search before its last rung.
     """
-    metric = setup.selection.get("metric", "")
+    metric, found = setup.selection.get("metric", ""), []
     for row, run in {run.row: run for run in reversed(runs)}.items():
         number = len(setup.points(row))
         if number < 2:
@@ -196,20 +195,22 @@ def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
             )
         if metric.startswith(("train/", "time/")):  # Every round has these.
             continue
-        every, whole = settings["rounds_per_eval"], run.rounds
-        first = setup.selection["last_rounds"]
-        steps = [whole]
+        every, whole, steps = settings["rounds_per_eval"], run.rounds, [run.rounds]
         if setup.search:
             given = setup.search.get("rounds")
             steps = rungs(number, whole, setup.search.get("factor", 3), given)
         for rounds in steps:
-            window = min(first, max(1, rounds // 2)) if rounds == whole else rounds
+            window = rounds
+            if rounds == whole:
+                window = min(setup.selection["last_rounds"], max(1, rounds // 2))
             if rounds // every * every <= rounds - window:
-                raise ReproduceError(
-                    f"{setup.item} {setup.name}: points of {row} are compared by {metric} after "
-                    f"round {rounds}, but rounds_per_eval={every} gives no value in the last "
-                    f"{window} of these rounds; lower it, or raise selection.last_rounds."
+                found.append(
+                    f"Points of {row} are compared after round {rounds}, but rounds_per_eval="
+                    f"{every} gives no {metric} in the {window} rounds that count, so the choice "
+                    "says little: lower rounds_per_eval."
                 )
+                break
+    return found
 
 
 class Grids(Protocol):

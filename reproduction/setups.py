@@ -317,7 +317,8 @@ class Setup:
     higher_is_better: bool = _field(
         *_BOOL,
         True,
-        help="of the columns; true by default",
+        help="of the first column in figures of settings; by default the metric's name decides, "
+        "and true if it does not",
     )
     draws: Sequence[str] = _field(
         "a list of texts",

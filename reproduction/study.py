@@ -120,21 +120,21 @@ class Study:
         """Checks before the first run what can be checked from settings alone."""
         for line in self._told():
             self.say(line)
-        runs = self._by_settings(self.points(), self.tried_seeds())
-        drawing.check(self.setup, runs)
-        search.check(self.setup, runs)
+        drawing.check(self.setup, self._by_settings(self.points(), self.tried_seeds()))
         shown = columns.Check(self.setup)
         shown.before()
         return shown
 
     def _told(self) -> list[str]:
         tried, of_rule = self.tried_seeds(), self.setup.selection.get("seeds", self.seeds)
+        told = search.cautions(self.setup, self._by_settings(self.points(), tried))
         if set(tried) <= set(of_rule) or all(len(some) == 1 for some in self.points().values()):
-            return []
+            return told
         ours, theirs = (" ".join(map(str, some)) for some in (tried, of_rule))
         return [
+            *told,
             f"Points of grids are chosen on seed {ours}, since none of the item's "
-            f"selection.seeds ({theirs}) is run."
+            f"selection.seeds ({theirs}) is run.",
         ]
 
     def carry_out(self) -> "Outcome":

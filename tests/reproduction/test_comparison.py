@@ -17,7 +17,7 @@ from scipy import stats
 import reproduce
 import simulation
 import tasks
-from reproduction import board, compare, comparison, items, latex, places, sweep
+from reproduction import board, compare, comparison, items, latex, places, results, sweep
 from simulation.errors import RunError
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.tff_algos import toy
@@ -371,8 +371,8 @@ def test_any_words_are_text_in_latex(text):
 
 
 def test_what_is_better_is_told_by_the_column():
-    assert comparison.higher_is_better(ACCURACY) and not comparison.higher_is_better(LOSS)
-    assert not comparison.higher_is_better({**ACCURACY, "scale": -100, "offset": 1})
+    assert results.higher_is_better(ACCURACY) and not results.higher_is_better(LOSS)
+    assert not results.higher_is_better({**ACCURACY, "scale": -100, "offset": 1})
     found = by_hand({"fedavg": [1.0, 2.0], "term": [3.0, 4.0]})
     assert found.pairs()[0].wins == found.pairs("loss")[0].wins == 2
     with pytest.raises(RunError, match=r"no column f1 .* it has accuracy \(%\), loss"):

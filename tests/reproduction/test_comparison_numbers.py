@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import simulation
-from reproduction import comparison, items, study
+from reproduction import comparison, items, results, study
 from reproduction.items import Row, Setup
 from tff_suite.hparams import HparamError
 
@@ -130,7 +130,7 @@ def test_the_direction_that_is_declared_decides(tmp_path, metric, own, more, low
     ],
 )
 def test_names_tell_the_direction_where_it_is_not_declared(column, better):
-    assert comparison.higher_is_better(column) is better
+    assert results.higher_is_better(column) is better
 
 
 @pytest.mark.parametrize("more", [True, False])

@@ -71,6 +71,23 @@ def test_a_column_that_is_turned_round_keeps_its_unit(column, label):
     assert ("(%)" in found) == ("(%)" in label)
 
 
+@pytest.mark.parametrize(
+    ("column", "declared", "better"),
+    [
+        ({"metric": "eval/accuracy"}, True, True),
+        ({"metric": "eval/loss"}, True, False),
+        ({"metric": "eval/loss", "scale": -1}, True, True),
+        ({"metric": "eval/accuracy", "scale": -100, "offset": 100}, True, False),
+        ({"metric": "eval/gain"}, True, True),
+        ({"metric": "eval/gain"}, False, False),
+    ],
+)
+def test_the_best_settings_are_the_best_by_their_columns_name(column, declared, better):
+    columns = [{"name": "c", **column}]
+    setup = dataclasses.replace(EVERY[0], columns=columns, higher_is_better=declared)
+    assert drawing._is_higher_better(setup) is better
+
+
 def test_a_share_has_one_unit_in_all_figures_of_a_setup():
     for setup in EVERY:
         units = set()
