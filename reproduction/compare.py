@@ -120,13 +120,13 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
     _refuse_twins(runs)
     table = points.pivot(index="round_num", columns=["method", "seed"], values="value")
     labels = list(dict.fromkeys(run_folders.labels(runs)))
-    diverged = _diverged(runs)
+    diverged, begun = _diverged(runs), _seeds(runs)
     found, lacking = [], []
     for reference, label in itertools.combinations(labels, 2):
         common, known = (
             {seed for of, seed in some if of == label}
             & {seed for of, seed in some if of == reference}
-            for some in (table, _seeds(runs))
+            for some in (table, begun)
         )
         seeds = sorted(s for s in common if not {(label, s), (reference, s)} & diverged)
         if common and not seeds:
