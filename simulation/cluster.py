@@ -34,7 +34,7 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
       The module `ray`.
 
     Raises:
-      RunError: If Ray cannot be reached.
+      RunError: If Ray cannot be reached, or does not start in two attempts.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Silences errors about Ray's dashboards and metrics, which are not used.
@@ -43,20 +43,36 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
 
     with contextlib.ExitStack() as stack:
         if address:
-            options: dict[str, Any] = {"address": _knock(address)}
+            _join(f"--ray_address={address}", address=_knock(address))
         else:
-            local = stack.enter_context(_ends_with_this_process())
             cores = num_cpus or len(os.sched_getaffinity(0))
-            options = {"address": "local", "num_cpus": cores, "include_dashboard": False, **local}
-        try:
-            with _own_handlers(), _quiet(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)
-                ray.init(log_to_driver=False, logging_level="ERROR", **options)
-        except (ConnectionError, OSError, RuntimeError, ValueError) as e:
-            where = f"--ray_address={address}" if address else "Ray on this machine"
-            raise RunError(f"{where} can't be reached: {' '.join(str(e).split())}") from e
+            try:
+                stack.enter_context(_started(cores))
+            except RunError:  # Ray gives up after 30 seconds; a busy machine may need longer.
+                stack.enter_context(_started(cores))
         stack.callback(ray.shutdown)
         yield ray
+
+
+def _join(where: str, **options: Any) -> None:
+    """Connects to Ray."""
+    import ray
+
+    try:
+        with _own_handlers(), _quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+    except Exception as e:  # Ray reports a slow start by this class itself.
+        raise RunError(f"{where} can't be reached: {' '.join(str(e).split())}") from e
+
+
+@contextlib.contextmanager
+def _started(num_cpus: int) -> Iterator[None]:
+    """Starts Ray on this machine and connects to it; ends what was started with this context."""
+    with _ends_with_this_process() as options:
+        options |= {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
+        _join("Ray on this machine", **options)
+        yield
 
 
 def _knock(address: str) -> str:
@@ -97,7 +113,7 @@ def _is_ray(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def _ends_with_this_process() -> Iterator[dict[str, str]]:
+def _ends_with_this_process() -> Iterator[dict[str, Any]]:
     """Yields options for a Ray that other users cannot reach and that ends with this context.
 
     By default, Ray listens on every interface of the machine and lets all users write to the folder

@@ -1,5 +1,6 @@
 """Runs with workers as a user starts them: killed, gone on with others, refused."""
 
+import contextlib
 import csv
 import os
 import pathlib
@@ -132,6 +133,32 @@ def test_no_cluster_that_could_be_meant_is_one_line(left, monkeypatch):
         with cluster.connected("auto"):
             pass
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_slow_start_is_tried_once_more(failures, monkeypatch):
+    """Ray gives up after 30 seconds, by a bare `Exception`."""
+    import ray
+
+    folders = []
+
+    def init(**options):
+        folders.append(pathlib.Path(options["_temp_dir"]).parent)
+        assert folders[-1].is_dir()
+        if len(folders) <= failures:
+            raise Exception("The current node timed out\nduring startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with contextlib.ExitStack() as stack:
+        if failures == 2:
+            reason = (
+                "^Ray on this machine can't be reached: The current node timed out during startup"
+            )
+            stack.enter_context(pytest.raises(RunError, match=reason))
+        with cluster.connected(None):
+            assert [folder.exists() for folder in folders] == [False, True]
+    assert len(folders) == 2 and not any(folder.exists() for folder in folders)
 
 
 def test_the_cut_belongs_to_the_run_and_its_workers_do_not(tmp_path):
