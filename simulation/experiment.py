@@ -158,9 +158,10 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
             unmeasured = _unmeasured(request, folder, caller)
             if unmeasured:
                 caller.warn(
-                    f"{folder.path} was finished without {unmeasured}, which only measures new "
-                    "rounds; raise --total_rounds or choose another --experiment_name."
+                    f"{folder.path} was finished without {unmeasured}, which only counts in "
+                    "new rounds; raise --total_rounds or choose another --experiment_name."
                 )
+            _warn_of_other_functions(folder, point.finished, caller)
             if not caller.takes_weights:
                 return Outcome(folder.path, None)
         if point.finished and point.checkpoint is None:
@@ -302,7 +303,7 @@ def _stopped(request: Request, folder: outputs.ExperimentFolder, caller: Caller)
 
 
 def _unmeasured(request: Request, folder: outputs.ExperimentFolder, caller: Caller) -> str:
-    """Lists the measuring flags and evaluators of now that a finished run did not have."""
+    """Lists the measuring flags, evaluators and callbacks that a finished run did not have."""
     with files.explained(folder.path):
         recorded = folder.read_hparams()
     assert recorded is not None  # A folder of results without it was refused.
@@ -311,7 +312,36 @@ def _unmeasured(request: Request, folder: outputs.ExperimentFolder, caller: Call
     lacking = [f"--{k}={v}" for k, v in asked.items() if v and v != flags.get(k)]
     columns = metrics_csv.read_csv(folder.file("metrics.csv"))[0] if caller.evaluators else []
     lacking += [f"the evaluator {k}" for k in caller.evaluators if f"eval/{k}" not in columns]
-    return ", ".join(lacking)
+    known = recorded["identity"].get("own_functions")
+    given = identity.of_own_functions({}, caller.callbacks) if known is not None else ()
+    return ", ".join([*lacking, *(name for name in given if name not in known)])
+
+
+def _warn_of_other_functions(
+    folder: outputs.ExperimentFolder, rounds: int, caller: Caller
+) -> list[str]:
+    """Warns of evaluators and callbacks whose code differs from that of the rounds done.
+
+    Callbacks count only if one has replaced weights; others change no number.
+
+    Returns:
+      Their names.
+    """
+    before = (_recorded_identity(folder) or {}).get("own_functions")
+    if not rounds or before is None:
+        return []
+    now = identity.of_own_functions(caller.evaluators, caller.callbacks)
+    columns = metrics_csv.read_csv(folder.file("metrics.csv"))[0]
+    other = [name for name in before.keys() & now.keys() if before[name] != now[name]]
+    if callbacks.REPLACED not in columns:
+        other = [name for name in other if not name.startswith("the callback")]
+    if other:
+        caller.warn(
+            f"Rounds up to {rounds} of {folder.path} were done with other code of "
+            f"{', '.join(sorted(other))}; choose another experiment_name, or start anew with "
+            "fresh=True."
+        )
+    return sorted(other)
 
 
 def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
@@ -776,7 +806,10 @@ class Experiment:
         if self.request.in_force["aggregator"] == "secure":
             caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)
-        recorder.write_start(folder, self.request, task, described, self._identity, self._accepted)
+        accepted = [*self._accepted, *_warn_of_other_functions(folder, round_num, caller)]
+        own = identity.of_own_functions(caller.evaluators, caller.callbacks)
+        found = {**self._identity, "own_functions": own}
+        recorder.write_start(folder, self.request, task, described, found, accepted)
         folder.write_data_digests(self._data)
         # Otherwise they would be two of the newest checkpoints, which are all that is kept.
         folder.remove(*(os.path.join("checkpoints", os.path.basename(p)) for p in damaged))

@@ -11,10 +11,12 @@ It is recorded in hparams.json as `identity`, so that a later start can say what
     model          layers with their settings, wiring and initial weights, unless the model is the
                    suite's own
     data           one digest, and the numbers of clients and examples
+    own_functions  `the evaluator norm` → digest of its code and values; callbacks likewise
 
 The suite's own unmodified methods and tasks are compared by their versions only.
 """
 
+import collections
 import functools
 import hashlib
 import json
@@ -249,6 +251,49 @@ def _draws_anew(
         return False
     again = model_identity.of_model(task_models.keras_model(task, request.run), _describer(()))
     return any(not model_identity.same_weights(again[n], now[n]) for n in weights)
+
+
+def of_own_functions(
+    evaluators: Mapping[str, Callable], callbacks: Iterable[Any]
+) -> dict[str, str]:
+    """Returns digests of the code of a caller's evaluators and own callbacks.
+
+    Args:
+      evaluators: Name → function.
+      callbacks: Functions, and objects whose classes are the user's or the suite's.
+
+    Returns:
+      `the evaluator norm`, `the callback Average` → digest. What they fill while a run goes on is
+      left out: lists, dictionaries, models, and attributes of callbacks.
+    """
+    describer = _own_describer()
+    found = {f"the evaluator {name}": function for name, function in evaluators.items()}
+    for callback in filter(describer.is_users, callbacks):
+        code = callback if callable(callback) else type(callback)
+        name = f"the callback {getattr(code, '__name__', type(code).__name__)}"
+        alike = sum(known.partition(" (")[0] == name for known in found)
+        found[f"{name} ({alike + 1})" if alike else name] = code
+    return {name: _digest_of_function(function) for name, function in found.items()}
+
+
+def _own_describer() -> code_digests.Describer:
+    return code_digests.Describer([_is_filled, model_identity.look_at_library_object])
+
+
+def _digest_of_function(function: Any) -> str:
+    describer = _own_describer()
+    describer.look("function", function)
+    found = describer.found
+    return code_digests.digest(json.dumps([found.code, found.values], sort_keys=True))
+
+
+def _is_filled(describer: code_digests.Describer, name: str, value: Any) -> bool:
+    """Describes what a run may fill by its kind only; returns whether it is such an object."""
+    containers = list | dict | set | collections.deque
+    if not isinstance(value, containers) and not model_identity.is_keras_model(value):
+        return False
+    describer.tell(name, type(value).__name__)
+    return True
 
 
 def _joined(*identities: Mapping[str, Any]) -> dict[str, Any]:

@@ -359,7 +359,7 @@ def test_finished_run_says_so_and_changes_nothing(finished, capfd):
     assert run_experiment.main([*arguments, "--evaluate_classes"]) == 0
     out, err = capfd.readouterr()
     assert "is finished" in out and err.count("\n") == 1
-    assert "was finished without --evaluate_classes=True, which only measures new" in err
+    assert "was finished without --evaluate_classes=True, which only counts in new" in err
     assert bytes_of(finished) == before
 
 

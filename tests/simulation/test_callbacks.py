@@ -145,6 +145,62 @@ def test_a_finished_run_says_which_evaluators_it_did_not_have(tmp_path):
         run(tmp_path, evaluators={**mine, "other": lambda weights: 2.0})
 
 
+SHRINKS = """
+class Shrinks(simulation.Callback):
+    def after_round(self, done):
+        return [w / {divisor} for w in done.weights] if done.number == 2 else None
+"""
+
+
+def test_another_evaluator_or_callback_of_the_same_name_is_told(tmp_path):
+    filled = []
+
+    def power(exponent):
+        def norm(weights):
+            filled.append(len(filled))
+            return float(sum(np.sum(np.abs(w) ** exponent) for w in weights))
+
+        return {"norm": norm}
+
+    def of_a_notebook(divisor):
+        names = {"__name__": "__main__", "simulation": simulation}
+        exec(compile(SHRINKS.format(divisor=divisor), "<cell>", "exec"), names)
+        return names["Shrinks"]()
+
+    def watches(done):
+        filled.append(done.number)
+
+    given = {"callbacks": [of_a_notebook(2), watches]}
+    first = run(tmp_path, evaluators=power(2), **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(tmp_path, evaluators=power(2), **given)
+
+    other = "Rounds up to 4 of .* were done with other code of the evaluator norm; choose another"
+    with pytest.warns(RuntimeWarning, match=other):
+        again = run(tmp_path, evaluators=power(1), **given)
+    assert again.rounds["eval/norm"].equals(first.rounds["eval/norm"])
+    with pytest.warns(RuntimeWarning, match=other):
+        run(tmp_path, evaluators=power(1), total_rounds=6, **given)
+
+    given = {"callbacks": [of_a_notebook(3), watches]}
+    with pytest.warns(RuntimeWarning, match="up to 6 of .* of the callback Shrinks; choose"):
+        run(tmp_path, evaluators=power(1), total_rounds=6, **given)
+
+
+def test_a_callback_that_watches_may_change_and_a_new_one_is_told(tmp_path):
+    run(tmp_path, callbacks=[lambda done: None])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(tmp_path, callbacks=[lambda done: done.metrics.get("train/loss") and None])
+
+    def average(done):
+        return done.weights
+
+    with pytest.warns(RuntimeWarning, match="was finished without the callback average, which"):
+        run(tmp_path, callbacks=[average])
+
+
 def test_early_stopping_goes_on_where_it_was(tmp_path):
     settings = {"total_rounds": 9, "rounds_per_eval": 1, "client_learning_rate": 0.0}
 
