@@ -316,6 +316,7 @@ def _read(
             f"and be separated by commas; {_TO_COMMAS}"
         ) from e
     _refuse_other_separators(flag, path, header)
+    _refuse_stray_quotes(flag, path, frame)
     twice = header[header.duplicated() & header.notna()].tolist()
     if twice:
         raise DataError(f"{flag}={path} has two columns named {twice[0]!r}; rename one.")
@@ -340,6 +341,27 @@ def _texts(frame: pd.DataFrame) -> list[str]:
 def _refuse_other_separators(flag: str, path: str, header: pd.Series) -> None:
     if len(header) == 1 and re.search("[;\t]", str(header[0])):
         raise DataError(f"{flag}={path} is not separated by commas; {_TO_COMMAS}")
+
+
+def _refuse_stray_quotes(flag: str, path: str, frame: pd.DataFrame) -> None:
+    """Refuses rows that a single quotation mark joins to one value of several lines."""
+    import pandas as pd
+
+    for column in frame.select_dtypes(["object", "string"]):
+        of_lines = frame[column].astype(str).str.contains("\n", regex=False)
+        if of_lines.any():
+            break
+    else:
+        return
+    try:
+        # Slower, but unlike the default it refuses text between a closing mark and the comma.
+        pd.read_csv(path, index_col=False, engine="python")
+    except pd.errors.ParserError as e:
+        raise DataError(
+            f"{flag}={path}, row {of_lines.argmax() + 1}: {column!r} has several lines, and the "
+            "file has text after a closing quotation mark, so rows may be joined. Write every "
+            "quotation mark within a value twice."
+        ) from e
 
 
 _TO_COMMAS = (

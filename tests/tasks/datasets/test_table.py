@@ -257,6 +257,20 @@ def test_files_of_another_form_name_a_way_on(here, content, says):
         tasks.load("table", path="table.csv", user="who", target="kind")
 
 
+def test_a_stray_quotation_mark_joins_no_rows(here):
+    rows = ["who,a,said,kind", "x,1,\"it's 5 long,p", "y,2,fine,q", 'x,3,"ok",p', "y,4,no,q"]
+    own = {"path": "table.csv", "user": "who", "target": "kind"}
+    (here / "table.csv").write_text("\n".join(rows))
+    with pytest.raises(DataError, match=r"^--table_path=table.csv, row 1: 'said' has several lin"):
+        tasks.load("table", **own)
+    # Line breaks and doubled quotation marks within values are as they should be.
+    said = ["it's 5\" long\n", "fine", 'no,\n"hm"', "no"]
+    frame = pd.DataFrame({"who": [*"xyxy"], "a": range(4), "said": said, "kind": [*"pqpq"]})
+    frame.to_csv(here / "table.csv", index=False)
+    task = tasks.load("table", **own)
+    assert int(task.train.sizes.sum() + task.test.sizes.sum()) == 4
+
+
 @pytest.mark.parametrize("ending", ["gz", "xz", "zip", "bz2"])
 def test_a_packed_file_that_is_cut_off_is_one_line(here, ending):
     path = here / f"table.csv.{ending}"
