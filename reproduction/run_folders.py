@@ -14,7 +14,7 @@ import numpy as np
 
 import tasks
 import tff_algos
-from simulation import run_hparams
+from simulation import model_identity, run_hparams
 from simulation.errors import RunError
 from simulation.records import metrics_csv, outputs
 from tasks import fingerprint
@@ -381,6 +381,16 @@ def _versions(run: Any, made_of: Any) -> Iterator[tuple[str, str]]:
         yield f"{kind} {name}, version", str(run.versions[kind])
     for module, parts in _part(made_of, "code").items():
         yield f"code of {module}", json.dumps(parts, sort_keys=True)
+    stack = _part(run.recorded, "start").get("stack")
+    if isinstance(stack, str):
+        yield "stack", stack
+    model, values = _part(made_of, "model"), _part(made_of, "values")
+    if model:
+        drawn = model_identity.names_of_weights(model)  # By the seed.
+        settings = {name: value for name, value in model.items() if name not in drawn}
+        yield f"model of {task}", json.dumps(settings, sort_keys=True)
+    if values:
+        yield f"values of {run.method} on {task}", json.dumps(values, sort_keys=True)
     of_task = {k: v for k, v in flags.items() if k.startswith(f"{task}_")}
     fixed = (task, flags["seed"], flags.get("use_synthetic_data"), flags.get("initial_weights"))
     data = _part(made_of, "data")

@@ -645,6 +645,7 @@ def test_a_table_of_several_versions_says_so(of_the_suite, tmp_path):
             content["identity"][part] = value
         if changed.get("identity", 0) is None:
             del content["identity"]
+        content["start"]["stack"] = changed.get("stack", "current")
         folder = tmp_path / name
         folder.mkdir()
         (folder / "hparams.json").write_text(json.dumps(content))
@@ -660,6 +661,17 @@ def test_a_table_of_several_versions_says_so(of_the_suite, tmp_path):
     assert "version 1 in ours (seed 0); 2 in theirs (seed 0)." in line
     assert "code of mine.py" in run_folders.mixtures(code)[0]
     assert "data of synthetic" in run_folders.mixtures(data)[0]
+    old = copy("old", stack="published")
+    assert "stack current in fedavg (seed 0); published in" in run_folders.mixtures([same, old])[0]
+    units, drawn = "layer 1 (dense), units", "layer 1 (dense), kernel, initial weights"
+    models = [
+        copy(n, model={"layers": "dense", units: u, drawn: w})
+        for n, u, w in (("h", "8", "x"), ("i", "8", "y"), ("j", "9", "x"))
+    ]
+    assert run_folders.mixtures(models[:2]) == []
+    assert "model of synthetic one in fedavg" in run_folders.mixtures(models)[0]
+    values = [copy(n, values={"loss, factor": n}) for n in ("k", "l")]
+    assert "values of fedavg on synthetic one in" in run_folders.mixtures(values)[0]
     assert run_folders.mixtures([same, copy("g", identity=None)]) == [
         "1 of 2 runs recorded neither code nor versions."
     ]
