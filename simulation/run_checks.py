@@ -38,7 +38,7 @@ def check_run(run: Mapping[str, Any], method_spec: MethodSpec) -> None:
     if method_spec.staged and run["runtime"] == "vectorized":
         raise HparamError(
             f"--runtime=vectorized cannot run {method_spec.name}, a method of several processes; "
-            "use auto, tff or native."
+            "use auto, per_client, tff or native."
         )
     if method_spec.staged and run["evaluate_improvement"]:
         raise HparamError(

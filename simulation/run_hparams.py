@@ -255,7 +255,8 @@ RUN_HPARAMS = (
         "runtime",
         "auto",
         "How rounds run: client by client (per_client), on stacked clients (vectorized), or "
-        "through TFF, here (tff) or in its CPU worker (native). auto chooses one of the first two.",
+        "through TFF, here (tff) or in its CPU worker (native). auto chooses one of the first two, "
+        "or tff if an aggregator needs it.",
         choices=runtimes.CHOICES,
         common=True,
     ),
