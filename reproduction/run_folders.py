@@ -342,7 +342,8 @@ _MOST_NAMED = 4
 def _mixture(what: str, versions: Any) -> str:
     """Returns which versions of something there are, in which runs, and what has changed."""
     told = []
-    what, _, is_data = what.partition("\0")
+    what = what.partition("\0")[0]
+    is_data = what.startswith("data of ")
     for version, of in versions.items():
         shown = version if len(version) <= 12 else "another" if told else "one"
         # Data depend on the seed, and differ with it for one reason.
@@ -384,17 +385,17 @@ def _versions(run: Any, made_of: Any) -> Iterator[tuple[str, str]]:
     stack = _part(run.recorded, "start").get("stack")
     if isinstance(stack, str):
         yield "stack", stack
-    model, values = _part(made_of, "model"), _part(made_of, "values")
+    of_task = {k: v for k, v in flags.items() if k.startswith(f"{task}_")}
+    model, values, data = (_part(made_of, name) for name in ("model", "values", "data"))
+    built = json.dumps([task, of_task, flags.get("precision")], sort_keys=True)
     if model:
         drawn = model_identity.names_of_weights(model)  # By the seed.
         settings = {name: value for name, value in model.items() if name not in drawn}
-        yield f"model of {task}", json.dumps(settings, sort_keys=True)
+        yield f"model of {task}\0{built}", json.dumps(settings, sort_keys=True)
     if values:
-        yield f"values of {run.method} on {task}", json.dumps(values, sort_keys=True)
-    of_task = {k: v for k, v in flags.items() if k.startswith(f"{task}_")}
-    fixed = (task, flags["seed"], flags.get("use_synthetic_data"), flags.get("initial_weights"))
-    data = _part(made_of, "data")
+        yield f"values of {run.method} on {task}\0{built}", json.dumps(values, sort_keys=True)
     if data:
+        fixed = (task, flags["seed"], flags.get("use_synthetic_data"), flags.get("initial_weights"))
         key = json.dumps([fixed, of_task], sort_keys=True)
         yield f"data of {task}\0{key}", str(data.get("digest"))
 
