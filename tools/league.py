@@ -95,7 +95,7 @@ def item(name: str, league: Mapping[str, Any]) -> str:
     workload = league["workloads"][name]
     rows, grid = [], []
     for method, own in taking_part(league, workload).items():
-        rows.append(_row(name, method, own))
+        rows.append(_row(name, workload, method, own))
         values = space(league, workload, registry.get(method), own)
         points = ", ".join(f"{flag} = {text}" for flag, text in values.items())
         grid.append(f"{method} = {{ {points} }}")
@@ -140,10 +140,18 @@ def final(name: str, league: Mapping[str, Any]) -> str:
         metric=metric,
     )
     tuned = [
-        _row(name, method, own, *_OF_FINAL) for method, own in taking_part(league, workload).items()
+        _row(name, workload, method, own, *_OF_FINAL)
+        for method, own in taking_part(league, workload).items()
     ]
     untuned = [
-        _row(name, method, {}, *(f"--{flag}={value}" for flag, value in own.items()), *_OF_FINAL)
+        _row(
+            name,
+            workload,
+            method,
+            {},
+            *(f"--{flag}={value}" for flag, value in own.items()),
+            *_OF_FINAL,
+        )
         for method, own in league["untuned"].items()
     ]
     title = workload["title"]
@@ -166,14 +174,20 @@ def taking_part(league: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[
 
     Args:
       league: The content of league.toml.
-      workload: Its section on the workload; `only` names the methods if these are not all.
+      workload: Its section on the workload; `only` names the methods if these are not all, and
+        `left_out` those that its examples do not fit.
     """
     every = {**league["methods"], **league["outside"]}
-    return {method: every[method] for method in workload.get("only", every)}
+    names = workload.get("only", every)
+    return {name: every[name] for name in names if name not in workload.get("left_out", ())}
 
 
-def _row(workload: str, method: str, own: Mapping[str, Any], *further: str) -> str:
-    flags = [f"{workload}.flags", f"--algorithm={method}", *further]
+def _row(
+    name: str, workload: Mapping[str, Any], method: str, own: Mapping[str, Any], *further: str
+) -> str:
+    fixed = [f"--{flag}={value}" for flag, value in workload.get("fixed", {}).items()]
+    fixed = [flag for flag in fixed if flag.startswith(f"--{method}_")]
+    flags = [f"{name}.flags", f"--algorithm={method}", *fixed, *further]
     if "import" in own:
         flags.insert(1, f"--import={own['import']}")
         importlib.import_module(own["import"])
