@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import tasks
 import tff_algos
@@ -15,6 +15,8 @@ from tff_suite.hparams import HparamError, Settings
 
 if TYPE_CHECKING:
     from simulation.rounds.one_program import RunMethod
+
+_T = TypeVar("_T")
 
 
 class Parts(NamedTuple):
@@ -119,6 +121,8 @@ def load(request: Request) -> Task:
 
 # Settings of a task → the task, at most one; `None` if runs do not share it.
 _shared: dict[str, Task] | None = None
+# What has been found out about the shared task, by name.
+_found: dict[str, Any] = {}
 
 
 def share_task() -> None:
@@ -129,6 +133,21 @@ def share_task() -> None:
     """
     global _shared
     _shared = _shared or {}
+
+
+def once(name: str, task: Task, find: Callable[[Task], _T]) -> _T:
+    """Returns `find(task)`; for the task that runs share, what it returned the first time.
+
+    Args:
+      name: A name for what is found.
+      task: The task, as loaded.
+      find: A function of what the task holds in memory alone.
+    """
+    if not any(task is shared for shared in (_shared or {}).values()):
+        return find(task)
+    if name not in _found:
+        _found[name] = find(task)
+    return _found[name]
 
 
 def _task(request: Request) -> Task:
@@ -142,6 +161,7 @@ def _task(request: Request) -> Task:
     if key not in _shared:
         # First, so that memory never holds two.
         _shared.clear()
+        _found.clear()
         _shared[key] = tasks.load(settings["task"], **arguments)
     return _shared[key]
 

@@ -472,8 +472,9 @@ class Experiment:
 
         def look_at(task, keras_model):
             self._look_at(request, task, keras_model, caller)
-            self._missing = missing.in_training(task)
-            for line in filter(None, [self._missing, *missing.in_tests(task)]):
+            self._missing = assembly.once("missing in training", task, missing.in_training)
+            in_tests = assembly.once("missing in tests", task, missing.in_tests)
+            for line in filter(None, [self._missing, *in_tests]):
                 caller.warn(f"{line}.")
 
         parts = assembly.assemble(request, look_at)
@@ -490,8 +491,9 @@ class Experiment:
         """Determines the run's identity and compares it with the recorded one."""
         folder, point, changes = self._folder, self._point, []
         before = _recorded_identity(folder)
+        held = assembly.once("digests", task, fingerprint.in_memory)
         for trust_cache in (True, False):
-            self._data = fingerprint.of_task(task, trust_cache)
+            self._data = fingerprint.of_task(task, trust_cache, held)
             self._identity = identity.of_run(request, task, keras_model, self._data, before)
             changes = _changes(request, folder, self._identity, self._data)
             # Data may seem changed because the cache of file digests is out of date.

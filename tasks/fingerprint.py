@@ -37,12 +37,15 @@ _DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 _YOUNG_NS = 2_000_000_000
 
 
-def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
+def of_task(
+    task: Task, trust_cache: bool = True, held: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Returns the digests of all data that a run's numbers depend on.
 
     Args:
       task: The task.
       trust_cache: Whether to skip reading files that look unchanged.
+      held: What `in_memory` returned for the task, if known.
 
     Returns:
       Description → digest: each client with data in memory, the list of clients with their sizes,
@@ -51,23 +54,38 @@ def of_task(task: Task, trust_cache: bool = True) -> dict[str, str]:
     Raises:
       DataError: If a file cannot be read.
     """
-    digests, files, constants = {}, {}, {}
-    for part in ("train", "test", "validation"):
+    held = in_memory(task) if held is None else held
+    parts = [getattr(task, part) for part in _PARTS]
+    holders = [*(data for data in parts if data is not None), *_arrays(task).values()]
+    files = {path for holder in holders for path in task_lib.files(holder)}
+    # Files first, as differences are reported in this order: a changed file explains others.
+    digests = _of_files(sorted(files), trust_cache) | dict(held)
+    return digests | _of_tasks_files(task.files, trust_cache)
+
+
+def in_memory(task: Task) -> dict[str, str]:
+    """Returns the digests of what a task holds in memory, part of what `of_task` returns."""
+    digests = {}
+    for part in _PARTS:
         data = getattr(task, part)
         if data is not None:
             digests |= _of_clients(data, part)
-            files |= dict.fromkeys(task_lib.files(data))
+    for name, array in _arrays(task).items():
+        in_files = task_lib.files(array)
+        digests[name] = _digest(task_lib.place_in_files(array) if in_files else [array])
+    return digests
+
+
+_PARTS = ("train", "test", "validation")
+
+
+def _arrays(task: Task) -> dict[str, Any]:
+    """Returns the arrays of a task that belong to no client."""
     arrays = dict(task.constants)
     if task.central_test is not None:
         arrays |= {"x of the central test": task.central_test.x}
         arrays |= {"y of the central test": task.central_test.y}
-    for name, array in arrays.items():
-        in_files = task_lib.files(array)
-        files |= dict.fromkeys(in_files)
-        constants[name] = _digest(task_lib.place_in_files(array) if in_files else [array])
-    # Clients and files first: differences are reported in this order.
-    digests |= _of_files(sorted(files), trust_cache) | constants
-    return digests | _of_tasks_files(task.files, trust_cache)
+    return arrays
 
 
 def _of_tasks_files(paths: Any, trust_cache: bool) -> dict[str, str]:
