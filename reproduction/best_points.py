@@ -113,6 +113,13 @@ def settled(
       ReproduceError: If the searches of a row are unfinished.
     """
     sources = list(item_files.read_item(setup.home / f"{setup.points_of}.toml").setups.values())
+    for source in sources:
+        # All rows at once, since `place` may take a process each time.
+        points = {row: source.points(row) for row in rows if row in source.rows}
+        seeds = source.selection.get("seeds", source.seeds)
+        place(
+            planned_runs.planned_runs(source, points, points, seeds, root=root, data_dir=data_dir)
+        )
     found = {}
     for row in rows:
         every = [

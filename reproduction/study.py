@@ -204,15 +204,15 @@ class Study:
 
     def _searched(self, points, seeds, execute):
         """Searches the grids of rows; returns runs, chosen points, and a sentence per search."""
+        # All at once, since comparing existing runs with today's code and data takes a process.
+        every = self.plan(points, seeds)
         wide = [row for row in self.rows if len(points[row]) > 1]
-        runs = self.plan({row: points[row] for row in self.rows if row not in wide}, seeds)
-        execute(runs)
+        execute([run for run in every if run.row not in wide])
         found = search.search(
             self.setup, wide, lambda some, rounds: self.plan(some, seeds, rounds), execute
         )
         chosen = {r: found[r].point if r in found else dict(points[r][0]) for r in self.rows}
-        runs += self.plan({row: points[row] for row in wide}, seeds)
-        return runs, chosen, [found[row].describe(row) for row in wide]
+        return every, chosen, [found[row].describe(row) for row in wide]
 
 
 @dataclasses.dataclass(frozen=True)
