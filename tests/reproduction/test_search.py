@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from reproduction import items, results, score, search
+from reproduction import items, places, results, score, search, study, sweep
 from reproduction.items import ReproduceError
 from tests.test_reproduce import toy_setup
 
@@ -90,6 +90,26 @@ def test_a_third_goes_on_by_its_own_runs(tmp_path):
     assert search.planned_share(setup_of(), "a") == 1
     assert len(list((tmp_path / "p/i/s").iterdir())) == 9, "one folder a point"
     assert "25.9% of the rounds of the whole grid" in found.describe("a")
+
+
+def test_existing_runs_are_compared_all_at_once(tmp_path, monkeypatch):
+    """Comparing takes a process that loads the data, whatever the number of rows."""
+    one = setup_of(factor=3)
+    rows = {name: dataclasses.replace(one.rows["a"], name=name) for name in "ab"}
+    both = dataclasses.replace(one, rows=rows, grid=dict.fromkeys(rows, one.grid["a"]))
+    compared = []
+
+    def compare(runs):
+        compared.append(len(runs))
+        return places.changes.Compared({}, [], {})
+
+    monkeypatch.setattr(places.changes, "compare", compare)
+    monkeypatch.setattr(study.sweep, "execute", lambda runs, *_: made(runs))
+    monkeypatch.setattr(study.columns.Check, "after", lambda *_: None)
+    asked = study.Study(both, ["a", "b"], [1], str(tmp_path), sweep.Resources(), say=str)
+    alone, _ = searched(one, tmp_path / "alone")
+    assert asked.carry_out().chosen == {"a": alone.point, "b": alone.point}
+    assert list(filter(None, compared)) == [2 * len(RATES)]
 
 
 def test_settings_of_a_grid_may_be_words():
