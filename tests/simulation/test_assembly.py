@@ -51,3 +51,21 @@ def test_a_sweeps_runs_share_the_last_task_if_its_settings_are_equal(loaded):
     assert load(seed=1) is not first
     assert load() is not first and len(loaded) == 4
     assert len(assembly._shared) == 1
+
+
+def test_what_is_found_out_about_a_shared_task_is_found_once(loaded):
+    asked = []
+
+    def find(task):
+        asked.append(task)
+        return len(asked)
+
+    own = load()
+    assert [assembly.once("x", own, find), assembly.once("x", own, find)] == [1, 2]
+    assembly.share_task()
+    first = load()
+    # A task that is not the shared one may change from run to run.
+    assert [assembly.once("x", task, find) for task in (first, own, first)] == [3, 4, 3]
+    assert assembly.once("y", load(), find) == 5
+    other = load(clients=4)
+    assert [assembly.once("x", task, find) for task in (other, load(clients=4))] == [6, 6]
