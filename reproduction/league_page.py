@@ -1,5 +1,6 @@
 """The league's page: performance profiles, a table of methods, and what the intervals carry."""
 
+import collections
 import math
 import pathlib
 import tomllib
@@ -16,8 +17,6 @@ from tff_suite import figures, writing
 PAGE, FIGURE = "README.md", "profiles.png"
 # Methods in the figure: the baseline and the best of the others.
 _DRAWN = 8
-# Studies of a workload, without which there is no claim.
-_STUDIES = 3
 # Columns of a final run that are no measure.
 _KEYS = ("workload", "track", "method", "seed")
 
@@ -38,7 +37,7 @@ def summary(
     if not all(found for found, _ in costs.values()):
         return []
     areas = {measure: league_studies.area(*found) for measure, found in costs.items()}
-    of_final, problems = scaled_finals(finals), league_studies.complete(records)
+    of_final, problems = scaled_finals(finals), league_studies.counted(records)
     studies = [of for of in studies if (of.workload, of.study) in problems]
     found = []
     first = areas[league_studies.MEASURES[0]]
@@ -171,11 +170,12 @@ def _page(
     ranked: Sequence[Mapping[str, Any]],
     finals: Sequence[Mapping[str, Any]],
 ) -> Iterator[str]:
-    problems = league_studies.complete(records)
+    problems = league_studies.counted(records)
     workloads = list(dict.fromkeys(workload for workload, _ in problems))
+    ended = collections.Counter(workload for workload, _ in league_studies.complete(records))
     done = [
-        f"{sum(name == workload for name, _ in problems)} of {_STUDIES} studies on `{workload}`"
-        for workload in workloads
+        f"{number} of {league_studies.STUDIES} studies on `{workload}`"
+        for workload, number in ended.items()
     ]
     yield from (
         "# League",
@@ -241,10 +241,10 @@ def _page(
 def _advice(
     ranked: Sequence[Mapping[str, Any]], workloads: Sequence[str], studies: int
 ) -> list[str]:
-    if not workloads or studies < _STUDIES * len(workloads):
+    if not workloads or studies < league_studies.STUDIES * len(workloads):
         return [
-            f"No answer yet. The rules ask for {_STUDIES} studies of each workload; fewer give no "
-            "interval, so nothing below is a claim."
+            f"No answer yet. The rules ask for {league_studies.STUDIES} studies of each workload; "
+            "fewer give no interval, so nothing below is a claim."
         ]
     baseline = next((r for r in ranked if r["method"] == league_studies.BASELINE), None)
     if baseline is None:

@@ -1,5 +1,6 @@
 """The outcome of the league's studies, and how they are compared; league/RULES.md defines both."""
 
+import collections
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,8 @@ class Reached(NamedTuple):
     vectors: float
 
 
+# Studies of a workload, without which there is no claim.
+STUDIES = 3
 _NEVER = Reached(math.inf, math.inf, math.inf)
 
 
@@ -286,12 +289,26 @@ def complete(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [problem for problem, some in ended.items() if some == methods[problem[0]]]
 
 
+def counted(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Returns the complete studies of workloads that have all studies; if none has, of every one.
+
+    So a workload that is under way does not change what the others say.
+
+    Args:
+      records: From `table`.
+    """
+    problems = complete(records)
+    number = collections.Counter(workload for workload, _ in problems)
+    whole = [problem for problem in problems if number[problem[0]] >= STUDIES]
+    return whole or problems
+
+
 def costs_of(
     records: Sequence[Mapping[str, Any]], measure: str
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns method → its costs on all problems, and each problem's workload.
 
-    Problems are the complete studies. Methods that lack one of these are left out.
+    Problems are the studies of `counted`. Methods that lack one of these are left out.
 
     Args:
       records: From `table`.
@@ -300,7 +317,7 @@ def costs_of(
     Returns:
       Method → float `[problems]`, and the workloads `[problems]`.
     """
-    problems = complete(records)
+    problems = counted(records)
     found: dict[str, dict] = {}
     for r in records:
         if (r["workload"], r["study"]) in problems:

@@ -189,6 +189,16 @@ def test_a_study_counts_once_all_methods_have_ended_it():
     assert league_studies.complete(records) == [("w", "study1")]
 
 
+def test_a_workload_under_way_does_not_change_what_the_others_say():
+    some = [_record("new", "study1", m, n) for m, n in (("fedavg", 5), ("fedsam", 50))]
+    assert league_studies.counted(some) == [("new", "study1")]
+    whole, studies = _league(0.5)
+    assert league_studies.counted([*some, *whole]) == league_studies.complete(whole)
+    assert league_page.summary([*some, *whole], studies, []) == league_page.summary(
+        whole, studies, []
+    )
+
+
 def _league(own_loss):
     """Three studies in which FedSAM takes half of FedAvg's rounds."""
     names = [f"study{k}" for k in (1, 2, 3)]
