@@ -255,8 +255,8 @@ RUN_HPARAMS = (
         "runtime",
         "auto",
         "How rounds run: client by client (per_client), on stacked clients (vectorized), or "
-        "through TFF, here (tff) or in its CPU worker (native). auto chooses per_client, "
-        "vectorized or, rarely, tff.",
+        "through TFF, here (tff) or in its CPU worker (native). auto chooses one, never "
+        "native.",
         choices=runtimes.CHOICES,
         common=True,
     ),
