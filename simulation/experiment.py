@@ -59,6 +59,11 @@ class Caller:
         default_factory=dict
     )
 
+    @functools.cached_property
+    def own_functions(self) -> dict[str, str]:
+        """Digests of evaluators and own callbacks, see `identity.of_own_functions`."""
+        return identity.of_own_functions(self.evaluators, self.callbacks)
+
 
 class Outcome(NamedTuple):
     """How a run ended.
@@ -312,8 +317,8 @@ def _unmeasured(request: Request, folder: outputs.ExperimentFolder, caller: Call
     lacking = [f"--{k}={v}" for k, v in asked.items() if v and v != flags.get(k)]
     columns = metrics_csv.read_csv(folder.file("metrics.csv"))[0] if caller.evaluators else []
     lacking += [f"the evaluator {k}" for k in caller.evaluators if f"eval/{k}" not in columns]
-    known = recorded["identity"].get("own_functions")
-    given = identity.of_own_functions({}, caller.callbacks) if known is not None else ()
+    known = recorded["identity"].get("own_functions", caller.own_functions)
+    given = [name for name in caller.own_functions if name.startswith(identity.CALLBACK)]
     return ", ".join([*lacking, *(name for name in given if name not in known)])
 
 
@@ -327,21 +332,19 @@ def _warn_of_other_functions(
     Returns:
       Their names.
     """
-    before = (_recorded_identity(folder) or {}).get("own_functions")
-    if not rounds or before is None:
+    before, now = _recorded_identity(folder) or {}, caller.own_functions
+    known = before.get("own_functions", {})
+    other = sorted(name for name in known.keys() & now.keys() if known[name] != now[name])
+    if not rounds or not other:
         return []
-    now = identity.of_own_functions(caller.evaluators, caller.callbacks)
-    columns = metrics_csv.read_csv(folder.file("metrics.csv"))[0]
-    other = [name for name in before.keys() & now.keys() if before[name] != now[name]]
-    if callbacks.REPLACED not in columns:
-        other = [name for name in other if not name.startswith("the callback")]
+    if callbacks.REPLACED not in metrics_csv.read_csv(folder.file("metrics.csv"))[0]:
+        other = [name for name in other if not name.startswith(identity.CALLBACK)]
     if other:
         caller.warn(
             f"Rounds up to {rounds} of {folder.path} were done with other code of "
-            f"{', '.join(sorted(other))}; choose another experiment_name, or start anew with "
-            "fresh=True."
+            f"{', '.join(other)}; choose another experiment_name, or start anew with fresh=True."
         )
-    return sorted(other)
+    return other
 
 
 def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
@@ -809,8 +812,7 @@ class Experiment:
             caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)
         accepted = [*self._accepted, *_warn_of_other_functions(folder, round_num, caller)]
-        own = identity.of_own_functions(caller.evaluators, caller.callbacks)
-        found = {**self._identity, "own_functions": own}
+        found = {**self._identity, "own_functions": caller.own_functions}
         recorder.write_start(folder, self.request, task, described, found, accepted)
         folder.write_data_digests(self._data)
         # Otherwise they would be two of the newest checkpoints, which are all that is kept.

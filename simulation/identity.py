@@ -42,6 +42,8 @@ from tff_suite.errors import FedError
 
 _MOST_TOLD = 4
 _SECONDS_OF_A_LOOK = 5.0
+# How the name of an own function begins if it is a callback, not an evaluator.
+CALLBACK = "the callback "
 
 
 class Change(NamedTuple):
@@ -266,22 +268,18 @@ def of_own_functions(
       `the evaluator norm`, `the callback Average` → digest. What they fill while a run goes on is
       left out: lists, dictionaries, models, and attributes of callbacks.
     """
-    describer = _own_describer()
+    describer = _describer(())
     found = {f"the evaluator {name}": function for name, function in evaluators.items()}
     for callback in filter(describer.is_users, callbacks):
         code = callback if callable(callback) else type(callback)
-        name = f"the callback {getattr(code, '__name__', type(code).__name__)}"
+        name = CALLBACK + getattr(code, "__name__", type(code).__name__)
         alike = sum(known.partition(" (")[0] == name for known in found)
         found[f"{name} ({alike + 1})" if alike else name] = code
     return {name: _digest_of_function(function) for name, function in found.items()}
 
 
-def _own_describer() -> code_digests.Describer:
-    return code_digests.Describer([_is_filled, model_identity.look_at_library_object])
-
-
 def _digest_of_function(function: Any) -> str:
-    describer = _own_describer()
+    describer = code_digests.Describer([_is_filled, model_identity.look_at_library_object])
     describer.look("function", function)
     found = describer.found
     return code_digests.digest(json.dumps([found.code, found.values], sort_keys=True))

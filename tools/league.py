@@ -144,14 +144,7 @@ def final(name: str, league: Mapping[str, Any]) -> str:
         for method, own in taking_part(league, workload).items()
     ]
     untuned = [
-        _row(
-            name,
-            workload,
-            method,
-            {},
-            *(f"--{flag}={value}" for flag, value in own.items()),
-            *_OF_FINAL,
-        )
+        _row(name, workload, method, {}, *_flags(own), *_OF_FINAL)
         for method, own in league["untuned"].items()
     ]
     title = workload["title"]
@@ -185,13 +178,16 @@ def taking_part(league: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[
 def _row(
     name: str, workload: Mapping[str, Any], method: str, own: Mapping[str, Any], *further: str
 ) -> str:
-    fixed = [f"--{flag}={value}" for flag, value in workload.get("fixed", {}).items()]
-    fixed = [flag for flag in fixed if flag.startswith(f"--{method}_")]
-    flags = [f"{name}.flags", f"--algorithm={method}", *fixed, *further]
+    fixed = workload.get("fixed", {}).get(method, {})
+    flags = [f"{name}.flags", f"--algorithm={method}", *_flags(fixed), *further]
     if "import" in own:
         flags.insert(1, f"--import={own['import']}")
         importlib.import_module(own["import"])
     return f'{method} = "{" ".join(flags)}"'
+
+
+def _flags(settings: Mapping[str, Any]) -> list[str]:
+    return [f"--{flag}={value}" for flag, value in settings.items()]
 
 
 @command_line.reported
