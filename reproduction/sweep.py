@@ -140,6 +140,9 @@ def execute(
     _tell_reused(runs, missing)
     if not missing:
         return {}
+    # A row that cannot run at all shows at the beginning.
+    first = {run.row: run for run in reversed(missing)}
+    missing.sort(key=lambda run: run is not first[run.row])
     try:
         missing[0].folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:

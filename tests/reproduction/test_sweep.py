@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -149,6 +150,17 @@ def test_a_sweep_goes_on_through_another_machine(monkeypatch, tmp_path, flagfile
     names = [run.folder.name for run in runs]
     # Two were done, and two under way when the machine was lost.
     assert started == names[:4] + names[2:]
+
+
+def test_a_run_of_each_row_comes_first(monkeypatch, tmp_path, flagfile):
+    """So a row that cannot run at all fails at the beginning."""
+    started = []
+    connect_to(monkeypatch, [Connection(started)])
+    runs = sweep_driver.short_runs(flagfile, tmp_path, 6)
+    runs = [dataclasses.replace(run, row=row) for run, row in zip(runs, "aaabbc", strict=True)]
+    outcomes = sweep.execute(runs, sweep.Resources())
+    assert started == [runs[i].folder.name for i in (0, 3, 5, 1, 2, 4)]
+    assert set(outcomes) == set(runs)
 
 
 def test_a_sweep_gives_up_where_every_machine_is_lost(monkeypatch, tmp_path, flagfile):
