@@ -11,6 +11,7 @@ import pytest
 from reproduction import items
 from simulation import experiment_flags
 from tff_algos import registry
+from tff_suite.errors import FedError
 from tools import league
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
@@ -93,6 +94,13 @@ def test_final_runs_alone_see_test_data(workload):
         shared = ("total_rounds", "clients_per_round", "client_batch_size", "task")
         shared += ("validation_clients", "validation_fraction", "rounds_per_eval")
         assert len({tuple(request[key] for key in shared) for request in requests}) == 1
+
+
+@pytest.mark.parametrize("key", ["only", "left_out", "fixed"])
+def test_a_method_that_the_league_lacks_is_refused(key):
+    workload = {"title": "Posts", key: {"fedavg": {}, "fedcor": {}}}
+    with pytest.raises(FedError, match=f"'Posts' has {key} = 'fedcor', but neither"):
+        league.taking_part(_SETTINGS, workload)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
 from tff_suite import command_line, parser
+from tff_suite.errors import FedError
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("folder", help="The league's folder. Unset: league/.", path=True)
@@ -169,8 +170,18 @@ def taking_part(league: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[
       league: The content of league.toml.
       workload: Its section on the workload; `only` names the methods if these are not all, and
         `left_out` those that its examples do not fit.
+
+    Raises:
+      FedError: If the section names a method that the league does not have.
     """
     every = {**league["methods"], **league["outside"]}
+    for key in ("only", "left_out", "fixed"):
+        for name in workload.get(key, ()):
+            if name not in every:
+                raise FedError(
+                    f"league.toml: {workload['title']!r} has {key} = {name!r}, but neither "
+                    "[methods] nor [outside] has this method."
+                )
     names = workload.get("only", every)
     return {name: every[name] for name in names if name not in workload.get("left_out", ())}
 
