@@ -24,12 +24,11 @@ import time
 import types
 from typing import NoReturn
 
-from tff_suite import command_line, parser, writing
+from tff_suite import command_line, parser, tables, writing
 
 if __name__ == "__main__":
     command_line.begin()
 
-import tabulate
 
 from reproduction import items, needs, readme, results, score, search, sweep
 from reproduction.items import ReproduceError, UsageError
@@ -343,7 +342,7 @@ def _dry_run(asked) -> None:
         return
     print(f"{setup.paper} {setup.item} {setup.name}: {setup.title}\n")
     headers = ["row", "runs to do", "rounds to do", "s/round", "source", "hours"]
-    print(tabulate.tabulate(table, headers, tablefmt="github", disable_numparse=True))
+    print(tables.markdown(table, headers))
     known = sum(e.rounds * e.seconds for e in rows if e.seconds is not None) / 3600
     unknown = sum(e.rounds for e in rows if e.seconds is None)
     jobs = resources.jobs or max(1, int(len(os.sched_getaffinity(0)) / resources.cpus))

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pandas as pd
-import tabulate
 
 from reproduction import comparison, plots, quantities, run_folders, statistics
 from simulation.errors import RunError
-from tff_suite import figures, writing
+from tff_suite import figures, tables, writing
 
 _DRAWS = "client_datasets_random_seed"
 # Flags that differ between runs of one experiment.
@@ -264,16 +263,14 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
     Raises:
       RunError: If runs can't be read or compared.
     """
-    tables = _tables(folders)
-    if tables:
-        return _of_items(tables, column)
+    compared = _tables(folders)
+    if compared:
+        return _of_items(compared, column)
     runs = run_folders.find_runs(folders)
     column = column or run_folders.primary_column(runs)
     flags = differing_flags(runs)
     lines = [f"## Flags that differ ({len(runs)} runs)\n"]
-    lines.append(
-        flags.to_markdown(disable_numparse=True) if len(flags) else "None but seeds and folders."
-    )
+    lines.append(tables.of_frame(flags) if len(flags) else "None but seeds and folders.")
     told = cautions(runs)
     if told:
         lines += ["\n## What else differs\n", *(f"- {line}" for line in told)]
@@ -356,16 +353,16 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
     Raises:
       RunError: If runs can't be read or compared.
     """
-    tables = _tables(folders)
-    if tables:
+    compared = _tables(folders)
+    if compared:
         content: Any = [
             {
                 "title": table.title,
                 "runs": table.runs.to_dict("records"),
                 "differences": table.differences(column).to_dict("records"),
-                "caveats": [*table.caveats, *_between(tables)],
+                "caveats": [*table.caveats, *_between(compared)],
             }
-            for table in tables
+            for table in compared
         ]
     else:
         runs = run_folders.find_runs(folders)
@@ -383,40 +380,40 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
     return writing.json_text(content)
 
 
-def _of_items(tables: Any, column: str | None) -> str:
+def _of_items(compared: Any, column: str | None) -> str:
     """Returns the comparison of each item, followed by one over all items if several."""
-    parts = [table.report(column) for table in tables]
-    methods = set.intersection(*(set(table.methods) for table in tables))
+    parts = [table.report(column) for table in compared]
+    methods = set.intersection(*(set(table.methods) for table in compared))
     # Of one task several calls of `simulation.compare` may have tables.
-    places = {_of_task(table.folder) for table in tables}
-    if len(places) < len(tables):
+    places = {_of_task(table.folder) for table in compared}
+    if len(places) < len(compared):
         parts.append(
             "Several of these tables are of one task: name a folder of each to pool tasks."
         )
-    elif len(tables) > 1 and len(methods) > 1:
-        parts.append(f"## Over all of these\n\n{_over_tasks(tables, column)}")
-    return "\n\n".join([*parts, *_between(tables)])
+    elif len(compared) > 1 and len(methods) > 1:
+        parts.append(f"## Over all of these\n\n{_over_tasks(compared, column)}")
+    return "\n\n".join([*parts, *_between(compared)])
 
 
-def _over_tasks(tables: Any, column: str | None) -> str:
+def _over_tasks(compared: Any, column: str | None) -> str:
     """Returns the scores over all tasks, or why there are none."""
     try:
-        means, better = comparison.over_tasks(tables, column)
+        means, better = comparison.over_tasks(compared, column)
     except RunError as e:  # The tables stand without it.
         return f"Not pooled. {e}"
     return (
         "Interquartile mean of the scores, and the probability that a run of the first method "
         "beats one of the second on a random task, with 95 % bootstrap intervals. Both need scores "
         "that are comparable between tasks.\n\n"
-        f"{means.to_markdown(floatfmt='.4g')}\n\n{better.to_markdown(floatfmt='.3g')}"
+        f"{tables.of_frame(means, 4)}\n\n{tables.of_frame(better, 3)}"
     )
 
 
-def _between(tables: Any) -> list[str]:
+def _between(compared: Any) -> list[str]:
     """Returns lines on versions that differ between items, not within a single one."""
-    if len(tables) < 2:
+    if len(compared) < 2:
         return []
-    rows = [(table.title, run) for table in tables for run in table.runs.itertuples()]
+    rows = [(table.title, run) for table in compared for run in table.runs.itertuples()]
     runs = [run_folders.opened(run.run) for _, run in rows]
     return run_folders.mixtures(runs, [f"{run.row} of {title}" for title, run in rows])
 
@@ -428,5 +425,4 @@ def _of_task(folder: Any) -> str:
 
 
 def _table(rows: Any) -> str:
-    # Numbers are not reformatted, since e.g. seeds are not measurements.
-    return tabulate.tabulate(rows, "keys", tablefmt="pipe", disable_numparse=True)
+    return tables.markdown([list(row.values()) for row in rows], list(rows[0]))

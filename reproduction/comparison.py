@@ -47,7 +47,7 @@ from simulation.measures import columns as columns_lib
 from simulation.records import files
 from tasks import directions
 from tasks.task import Task
-from tff_suite import command_line, figures, writing
+from tff_suite import command_line, figures, tables, writing
 from tff_suite.hparams import HparamError, Settings
 
 # File beside runs.csv in an item's folder, which describes the columns for later comparisons.
@@ -229,11 +229,11 @@ class Comparison:
         """Returns the table and the differences, with their statistics explained, as Markdown."""
         chosen = self.column(column)
         lines = [f"## {self.title}: {self._in_words(chosen)}\n"]
-        lines.append(self.table(column).to_markdown(floatfmt=".4g"))
+        lines.append(tables.of_frame(self.table(column), 4))
         differences = self.differences(column)
         if len(differences):
             lines += ["\n## Differences, paired over seeds\n"]
-            lines.append(differences.to_markdown(index=False, floatfmt=".3g"))
+            lines.append(tables.of_frame(differences, 3, index=False))
             lines.append(
                 "\nIntervals are 95 %: `low` to `high` over seeds (Student's t), `clients` over "
                 "the clients of the final models (bootstrap, weighted by test examples as the mean "

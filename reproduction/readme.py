@@ -15,12 +15,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import tabulate
-
 from reproduction import claims, needs, order, results, score
 from reproduction.items import PAPERS, REPO, Item, ReproduceError, Setup, all_items
 from reproduction.score import STATUSES, recorded, recorded_folder
 from simulation.records import files
+from tff_suite import tables
 
 
 def check_loses_nothing(
@@ -87,7 +86,7 @@ def record(setup: Setup, folder: pathlib.Path) -> None:
 
 def _table(lines: Any, headers: Sequence[str]) -> str:
     """Returns a Markdown table without padding, which would make wide cells unreadable."""
-    text = tabulate.tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+    text = tables.markdown(lines, headers)
     return re.sub(r" {2,}", " ", re.sub(r"-{3,}", "---", text))
 
 

@@ -8,14 +8,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import tabulate
-
 import tasks
 import tff_algos
 from reproduction import item_files, run_folders
 from reproduction.items import PAPERS, REPO, PlannedRun, ReproduceError, Setup, format_value
 from tasks import directions
-from tff_suite import command_line, parser, specs, writing
+from tff_suite import command_line, parser, specs, tables, writing
 
 # Columns of results.csv and runs.csv for the versions of a row's method and task.
 _VERSIONS = ("method_version", "task_version")
@@ -357,7 +355,6 @@ def short_table(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
 def format_table(
     rows: Sequence[Mapping[str, Any]],
     setup: Setup,
-    style: str = "github",
     *,
     names: Sequence[str] | None = None,
     has_settings: bool = True,
@@ -367,7 +364,6 @@ def format_table(
     Args:
       rows: `records`.
       setup: The set-up.
-      style: A format of tabulate, e.g. `github`, `latex_booktabs`.
       names: The columns to show; by default all.
       has_settings: Whether to show chosen settings and seeds.
     """
@@ -404,7 +400,7 @@ def format_table(
             )
     seeds = ["seeds"] if has_settings else []
     headers = ["method", "", *rates, "rounds", *seeds, *names]
-    return tabulate.tabulate(lines, headers, tablefmt=style, disable_numparse=True)
+    return tables.markdown(lines, headers)
 
 
 def what_next(

@@ -36,14 +36,13 @@ PARSER.flag("json", False, "Print JSON in place of tables.")
 if __name__ == "__main__":
     command_line.begin(PARSER)
 
-import tabulate
 
 import tasks
 import tff_algos
 from simulation import run_hparams
 from simulation.errors import RunError
 from simulation.records import checkpoints, metrics_csv, outputs
-from tff_suite import compat, writing
+from tff_suite import compat, tables, writing
 
 # Files whose modification time is that of the run's last step.
 _STEPS = ("metrics.csv", "summary.json", "hparams.json")
@@ -317,7 +316,7 @@ def table(runs: Sequence[Run], root: str) -> str:
             ]
         )
     headers = ["run", "method", "task", "seeds", "state", "main metric", "age", "size"]
-    parts = [_table(lines, headers)]
+    parts = [tables.markdown(lines, headers)]
     of_sweeps = []
     for folder, some in sweeps(runs).items():
         states = Counter(run.state for run in some)
@@ -326,7 +325,7 @@ def table(runs: Sequence[Run], root: str) -> str:
         place = os.path.relpath(folder, root)
         of_sweeps.append([place, len(some), counted, _age(age), _size(size)])
     if of_sweeps:
-        parts.append(_table(of_sweeps, ["sweep", "runs", "states", "age", "size"]))
+        parts.append(tables.markdown(of_sweeps, ["sweep", "runs", "states", "age", "size"]))
     notes: dict[str, list[str]] = {}
     for run in runs:
         if run.note:
@@ -335,10 +334,6 @@ def table(runs: Sequence[Run], root: str) -> str:
         of = places[0] if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
         parts.append(f"{of}: {note}.")
     return "\n\n".join(parts)
-
-
-def _table(lines: Any, headers: Sequence[str]) -> str:
-    return tabulate.tabulate(lines, headers, tablefmt="github", disable_numparse=True)
 
 
 def _place(group: Any, root: str) -> str:

@@ -25,12 +25,11 @@ if __name__ == "__main__":
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-import tabulate
 from matplotlib.figure import Figure
 
 import tasks
 from tasks.task import FederatedData
-from tff_suite import figures, imports, parser, writing
+from tff_suite import figures, imports, parser, tables, writing
 from tff_suite.hparams import MAX_SEED
 
 # Up to this number of labels the table has a column for each.
@@ -247,13 +246,8 @@ def table(shown: Partition, max_rows: int = 100) -> str:
     rows.append(["sum", *values.sum(axis=0).tolist()])
     if shown.labels is not None:
         rows[-1][2] = f"{len(shown.labels)} different"
-    return tabulate.tabulate(
-        rows,
-        ["client", *columns],
-        tablefmt="github",
-        disable_numparse=True,
-        colalign=["left", *["right"] * len(columns)],
-    )
+    align = ["left", *["right"] * len(columns)]
+    return tables.markdown(rows, ["client", *columns], align)
 
 
 def as_json(shown: Partition, files: Sequence[str]) -> str:

@@ -1,4 +1,6 @@
-"""Tables that commands print: rows of Markdown as they come, or JSON with `--json`.
+"""Tables in Markdown, and tables that commands print row by row, or as JSON with `--json`.
+
+    tables.markdown([["fedavg", 1.0]], ["method", "down, M"])
 
     PARSER = parser.Parser(__doc__)
     tables.add_flag(PARSER)
@@ -10,10 +12,49 @@ JSON is a list of the records. Numbers in it that are not finite are null.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tabulate
 
 from tff_suite import parser, writing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def markdown(
+    rows: Iterable[Sequence[Any]], headers: Sequence[str], align: Sequence[str] | None = None
+) -> str:
+    """Returns a table whose names may contain `|` and line breaks.
+
+    Args:
+      rows: The rows, each with a value per column.
+      headers: Titles of the columns.
+      align: `left` or `right` for each column; by default by its values.
+    """
+    return tabulate.tabulate(
+        [[_cell(value) if isinstance(value, str) else value for value in row] for row in rows],
+        [_cell(title) for title in headers],
+        tablefmt="github",
+        disable_numparse=True,
+        colalign=align,
+    )
+
+
+def of_frame(frame: "pd.DataFrame", digits: int | None = None, *, index: bool = True) -> str:
+    """Returns a pandas table as `markdown` does.
+
+    Args:
+      frame: The table.
+      digits: Significant digits of fractional numbers; by default all.
+      index: Whether its index is the first column.
+    """
+    rows = [
+        [f"{v:.{digits}g}" if digits and isinstance(v, float) else v for v in row]
+        for row in frame.itertuples(index=index, name=None)
+    ]
+    return markdown(rows, [*([frame.index.name or ""] if index else []), *map(str, frame.columns)])
 
 
 def add_flag(of: parser.Parser) -> None:
@@ -60,7 +101,8 @@ class Table:
 
 
 def _cell(value: Any) -> str:
-    return str(value).replace("|", r"\|")
+    """Returns a value's text, which neither ends its cell nor its row."""
+    return " ".join(str(value).splitlines()).replace("|", r"\|")
 
 
 @contextlib.contextmanager

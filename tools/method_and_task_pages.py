@@ -11,12 +11,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import tabulate
-
 import tasks
 import tff_algos
 from reproduction import items, results, score
-from tff_suite import parser
+from tff_suite import parser, tables
 from tff_suite.hparams import HparamError
 from tools import formulas
 
@@ -71,8 +69,7 @@ def _docstring(spec) -> str:
 
 
 def _table(rows, headers) -> str:
-    rows = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    return tabulate.tabulate(rows, headers, "github", disable_numparse=True)
+    return tables.markdown([[str(cell) for cell in row] for row in rows], headers)
 
 
 def _settings(spec, symbols) -> str:

@@ -5,6 +5,7 @@ import math
 import pathlib
 import re
 
+import pandas as pd
 import pytest
 
 from simulation.measures import communication
@@ -13,7 +14,7 @@ from tools import count_lines
 
 _REPO = pathlib.Path(__file__).resolve().parents[2]
 # What a module does that prints a table by itself.
-_TABLE = re.compile(r"tables\.(printed|Table)\(|tabulate\.tabulate\(|--- ?\|")
+_TABLE = re.compile(r"tables\.(printed|Table)\(|tables\.markdown\(|--- ?\|")
 # What these print is a page that they write.
 _PAGES = {"benchmarks.gpu_check", "benchmarks.report", "tools.checked_page"}
 # Benchmarks get it from `benchmarks.harness`.
@@ -75,6 +76,25 @@ def test_without_records_there_is_no_table(capsys):
     with tables.printed(True):
         pass
     assert json.loads(capsys.readouterr().out) == []
+
+
+def _cells(table):
+    return [re.split(r" *(?<!\\)\| *", line)[1:-1] for line in table.splitlines()]
+
+
+def test_names_keep_rows_and_columns_apart():
+    rows = [["a|b", 1.5, "01"], ["two\nlines", 2, ""]]
+    head, rule, *found = _cells(tables.markdown(rows, ["the|name", "value", "seed"]))
+    assert head == [r"the\|name", "value", "seed"] and set("".join(rule)) <= set("-:")
+    assert found == [[r"a\|b", "1.5", "01"], ["two lines", "2", ""]]
+
+
+def test_of_frame():
+    frame = pd.DataFrame({"mean": [0.123456, 2.0], "seeds": [3, 10]}, index=["a|b", "01"])
+    head, _, first, second = _cells(tables.of_frame(frame, 3))
+    assert head == ["", "mean", "seeds"]
+    assert first == [r"a\|b", "0.123", "3"] and second == ["01", "2", "10"]
+    assert _cells(tables.of_frame(frame, index=False))[2] == ["0.123456", "3"]
 
 
 def test_an_error_is_not_taken_for_a_result(capsys):
