@@ -497,6 +497,9 @@ class Describer:
             self._add_code(module, shown, code)
         else:
             self.module(module)
+            compiled = _compiled(code.co_filename, _source(code.co_filename))
+            if len(compiled.get(code.co_qualname, ())) > 1:  # The module does not tell which it is.
+                self.tell(name, f"{shown}() {digest(_text_of(code))}")
         self._look_at_cells(name, function)
         self._look_at_defaults(name, function)
         self._look_at_globals(function)
@@ -674,9 +677,7 @@ class Describer:
         return _SAME.get(top, top)
 
     def _add_code(self, module: str, shown: str, code: Any) -> None:
-        node = _node_of(code)
-        text = _bytecode(code) if node is None else _canonical(node)
-        name = f"{shown}()"
+        text, name = _text_of(code), f"{shown}()"
         of_module = self.found.code.setdefault(label(module), {})
         known = of_module.get(name)
         # Functions of one name, such as two lambdas.
@@ -766,6 +767,12 @@ def _node_of(code: types.CodeType) -> ast.AST | None:
             in places
         ]
     return found[0] if len(found) == 1 else None
+
+
+def _text_of(code: types.CodeType) -> str:
+    """Returns a function's syntax tree as text, or its bytecode if there is no source."""
+    node = _node_of(code)
+    return _bytecode(code) if node is None else _canonical(node)
 
 
 def _keys_read(code: types.CodeType, variable: str) -> set[str] | None:

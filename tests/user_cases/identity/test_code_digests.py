@@ -327,6 +327,33 @@ def test_values_that_code_holds_are_seen(kind):
     assert values(make(2.0)) != values(make(3.0))
 
 
+LOSSES = {"absolute": lambda y, p: abs(y - p), "squared": lambda y, p: (y - p) ** 2}
+ON_ONE_LINE = [lambda y: y + 1, lambda y: y + 2]
+
+
+def by_branch(is_squared):
+    if is_squared:
+
+        def loss(y, p):
+            return (y - p) ** 2
+
+    else:
+
+        def loss(y, p):
+            return abs(y - p)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [LOSSES.values(), ON_ONE_LINE, (by_branch(True), by_branch(False))],
+    ids=["lambdas", "of one line", "by branch"],
+)
+def test_functions_of_one_name_are_told_apart(one, other):
+    assert values(one) == values(one) != values(other)
+
+
 def test_values_can_be_read():
     assert values(closure(2.5))["it, factor"] == "2.5"
     assert values(functools.partial(plain, factor=7))["it, factor"] == "7"
