@@ -166,7 +166,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
                     f"{folder.path} was finished without {unmeasured}, which only counts in "
                     "new rounds; raise --total_rounds or choose another --experiment_name."
                 )
-            _warn_of_other_functions(folder, point.finished, caller)
+            _warn_of_other_functions(folder, point.finished, caller, goes_on=False)
             if not caller.takes_weights:
                 return Outcome(folder.path, None)
         if point.finished and point.checkpoint is None:
@@ -318,33 +318,45 @@ def _unmeasured(request: Request, folder: outputs.ExperimentFolder, caller: Call
     columns = metrics_csv.read_csv(folder.file("metrics.csv"))[0] if caller.evaluators else []
     lacking += [f"the evaluator {k}" for k in caller.evaluators if f"eval/{k}" not in columns]
     known = recorded["identity"].get("own_functions", caller.own_functions)
-    given = [name for name in caller.own_functions if name.startswith(identity.CALLBACK)]
+    given = [name for name in caller.own_functions if _is_callback(name)]
     return ", ".join([*lacking, *(name for name in given if name not in known)])
 
 
 def _warn_of_other_functions(
-    folder: outputs.ExperimentFolder, rounds: int, caller: Caller
+    folder: outputs.ExperimentFolder, rounds: int, caller: Caller, goes_on: bool
 ) -> list[str]:
     """Warns of evaluators and callbacks whose code differs from that of the rounds done.
 
-    Callbacks count only if one has replaced weights; others change no number.
+    Callbacks count only if one has replaced weights; others change no number. If the run goes on,
+    it also warns of callbacks that are missing now.
 
     Returns:
       Their names.
     """
-    before, now = _recorded_identity(folder) or {}, caller.own_functions
-    known = before.get("own_functions", {})
+    known, now = _known_functions(folder), caller.own_functions
     other = sorted(name for name in known.keys() & now.keys() if known[name] != now[name])
-    if not rounds or not other:
+    gone = [name for name in sorted(known.keys() - now.keys()) if goes_on and _is_callback(name)]
+    if not rounds or not (other or gone):
         return []
     if callbacks.REPLACED not in metrics_csv.read_csv(folder.file("metrics.csv"))[0]:
-        other = [name for name in other if not name.startswith(identity.CALLBACK)]
-    if other:
+        other, gone = [name for name in other if not _is_callback(name)], []
+    told = [f"other code of {', '.join(other)}"] if other else []
+    told += [f"{', '.join(gone)}, missing now"] if gone else []
+    if told:
         caller.warn(
-            f"Rounds up to {rounds} of {folder.path} were done with other code of "
-            f"{', '.join(other)}; choose another experiment_name, or start anew with fresh=True."
+            f"Rounds up to {rounds} of {folder.path} were done with {' and with '.join(told)}; "
+            "choose another experiment_name, or start anew with fresh=True."
         )
-    return other
+    return [*other, *gone]
+
+
+def _known_functions(folder: outputs.ExperimentFolder) -> dict[str, str]:
+    """Returns the recorded `own_functions` of the rounds done, see `simulation.identity`."""
+    return (_recorded_identity(folder) or {}).get("own_functions", {})
+
+
+def _is_callback(name: str) -> bool:
+    return name.startswith(identity.CALLBACK)
 
 
 def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
@@ -811,8 +823,11 @@ class Experiment:
         if self.request.in_force["aggregator"] == "secure":
             caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)
-        accepted = [*self._accepted, *_warn_of_other_functions(folder, round_num, caller)]
-        found = {**self._identity, "own_functions": caller.own_functions}
+        other = _warn_of_other_functions(folder, round_num, caller, goes_on=True)
+        # Those of earlier rounds count even if this part of the run does not have them.
+        known = _known_functions(folder) if round_num else {}
+        found = {**self._identity, "own_functions": {**known, **caller.own_functions}}
+        accepted = [*self._accepted, *other]
         recorder.write_start(folder, self.request, task, described, found, accepted)
         folder.write_data_digests(self._data)
         # Otherwise they would be two of the newest checkpoints, which are all that is kept.

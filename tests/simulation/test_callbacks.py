@@ -201,6 +201,17 @@ def test_a_callback_that_watches_may_change_and_a_new_one_is_told(tmp_path):
         run(tmp_path, callbacks=[average])
 
 
+def test_functions_of_earlier_rounds_are_remembered(tmp_path):
+    """A run that goes on without an evaluator has its numbers still."""
+    run(tmp_path, evaluators={"mine": lambda weights: 1.0}, total_rounds=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(tmp_path, total_rounds=3)
+    other = "Rounds up to 3 of .* were done with other code of the evaluator mine; choose"
+    with pytest.warns(RuntimeWarning, match=other):
+        run(tmp_path, evaluators={"mine": lambda weights: 2.0})
+
+
 def test_early_stopping_goes_on_where_it_was(tmp_path):
     settings = {"total_rounds": 9, "rounds_per_eval": 1, "client_learning_rate": 0.0}
 
@@ -248,8 +259,14 @@ def test_weights_that_are_returned_are_the_servers_and_this_is_recorded(plain, t
     assert result.rounds["train/loss"].tolist()[:3][1:] == plain.rounds["train/loss"].tolist()[1:3]
     # It resumes from the replaced weights.
     run(tmp_path, callbacks=[halves], total_rounds=2, experiment_name="parts")
-    parts = run(tmp_path, experiment_name="parts")
+    told = "Rounds up to 2 of .*parts were done with the callback halves, missing now; choose"
+    with pytest.warns(RuntimeWarning, match=told):
+        parts = run(tmp_path, experiment_name="parts")
     assert all(map(np.array_equal, parts.weights, result.weights))
+    # To read the results of a finished run needs no callback.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(tmp_path, experiment_name="parts")
 
 
 def test_a_target_that_a_finished_run_passed_is_one_line(tmp_path):
