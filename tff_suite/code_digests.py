@@ -571,10 +571,18 @@ class Describer:
                 self.look(f"{label(module.__name__)}, {variable}", value)
 
     def _counts(self, module: str, variable: str, value: Any) -> bool:
-        """Returns whether a global's value adds information to the syntax tree of its module."""
+        """Returns whether a value adds information to the syntax tree of its module.
+
+        Args:
+          module: The module.
+          variable: A global of it, or an attribute of a class: `Net.width`.
+          value: The value.
+        """
         if module == "__main__":
             return True
         if isinstance(value, types.FunctionType | type | functools.partial):
+            return True
+        if isinstance(value, staticmethod | classmethod | property):
             return True
         if isinstance(value, list | dict | set):
             # What begins empty is filled while the program runs: a cache, or a list of names.
@@ -591,16 +599,19 @@ class Describer:
             self.tell(name, f"{self._called(kind.__module__)} {shown}")
             return
         self.tell(name, f"class {shown}")
-        if kind.__module__ != "__main__" and self._has_module(kind.__module__, _file_of(kind)):
-            self.module(kind.__module__)
-        else:
-            within = f"{label(kind.__module__)}, {shown}"
-            for key, value in sorted(vars(kind).items()):
-                made = getattr(getattr(value, "__code__", None), "co_filename", "")
-                if key in _OF_CLASSES or key.startswith("_abc_") or made == "<string>":
-                    continue  # `<string>`: what dataclasses write.
-                if not isinstance(value, types.GetSetDescriptorType | types.MemberDescriptorType):
-                    self.look(f"{within}.{key}", value)
+        module = kind.__module__
+        in_file = module != "__main__" and self._has_module(module, _file_of(kind))
+        if in_file:
+            self.module(module)
+        attributes = {} if issubclass(kind, enum.Enum) else vars(kind)
+        for key, value in sorted(attributes.items()):
+            made = getattr(getattr(value, "__code__", None), "co_filename", "")
+            if key in _OF_CLASSES or key.startswith("_abc_") or made == "<string>":
+                continue  # `<string>`: what dataclasses write.
+            if isinstance(value, types.GetSetDescriptorType | types.MemberDescriptorType):
+                continue
+            if not in_file or self._counts(module, f"{shown}.{key}", value):
+                self.look(f"{label(module)}, {shown}.{key}", value)
         for base in kind.__bases__:
             if base is not object:
                 self.look(f"{name}, base {base.__name__}", base)
@@ -862,9 +873,16 @@ _CONTAINERS = frozenset(
 
 @functools.lru_cache(maxsize=256)
 def _empty_names(path: str, source: str) -> frozenset[str]:
-    tree, names = _parsed(path, source), set()
-    for node in tree.body if tree else ():
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+    tree = _parsed(path, source)
+    return frozenset(_empty_within(tree.body, "")) if tree else frozenset()
+
+
+def _empty_within(body: Iterable[ast.AST], prefix: str) -> set[str]:
+    names: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names |= _empty_within(node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             value = node.value
             empty = (isinstance(value, ast.Dict) and not value.keys) or (
                 isinstance(value, ast.List | ast.Set) and not value.elts
@@ -873,8 +891,8 @@ def _empty_names(path: str, source: str) -> frozenset[str]:
             if isinstance(value, ast.Call) and not value.keywords and not value.args[1:]:
                 called = ast.unparse(value.func).split(".")[-1]
             if empty or called in _CONTAINERS:
-                names.update(_assigned(node).split(", "))
-    return frozenset(names)
+                names.update(f"{prefix}{name}" for name in _assigned(node).split(", "))
+    return names
 
 
 def _begins_empty(module: str, variable: str) -> bool:

@@ -294,8 +294,29 @@ def decorated(factor):
     return wrapper
 
 
+def of_own_class(factor):
+    class Loss:
+        def __call__(self, y, p):
+            return factor * (y - p)
+
+    return Loss()
+
+
+def of_own_attribute(factor):
+    class Loss:
+        scale = factor
+
+        def __call__(self, y, p):
+            return self.scale * (y - p)
+
+    return Loss()
+
+
 MADE = {
     "closure": closure,
+    "closure of a class": of_own_class,
+    "attribute of a class": of_own_attribute,
+    "class made by a call": lambda f: type("Loss", (Scaled,), {"scale": f})(1),
     "closure in a closure": nested,
     "default": with_default,
     "default of a keyword": with_keyword,
@@ -425,6 +446,13 @@ OF_A_MODULE = """
 
     def loss(y, p):
         return helper(y) + TABLE[0] + CONFIG["gamma"] * args.gamma + len(CACHE)
+
+    class Loss:
+        width = 3
+        seen = {}
+
+        def __call__(self, y, p):
+            return loss(y, p) * self.width
 """
 
 
@@ -440,12 +468,29 @@ OF_A_MODULE = """
         (lambda m: m.CACHE.update(a=3.0), False),
     ],
 )
-def test_globals_that_a_loss_reads(package, change, differs):
+@pytest.mark.parametrize("name", ["loss", "Loss"])
+def test_globals_that_a_loss_reads(package, name, change, differs):
     package.write(of_a_module=OF_A_MODULE)
     module = importlib.import_module("of_a_module")
-    before = values(module.loss)
+    before = values(getattr(module, name))
     change(module)
-    assert (values(module.loss) != before) == differs
+    assert (values(getattr(module, name)) != before) == differs
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        (lambda kind: setattr(kind, "width", 4), True),
+        (lambda kind: setattr(kind, "__call__", lambda self, y, p: y), True),
+        (lambda kind: kind.seen.update(a=1), False),
+    ],
+)
+def test_attributes_of_a_class(package, change, differs):
+    package.write(of_a_module=OF_A_MODULE)
+    kind = importlib.import_module("of_a_module").Loss
+    before = values(kind())
+    change(kind)
+    assert (values(kind()) != before) == differs
 
 
 def test_a_module_that_a_function_reads_through_its_name(package):
