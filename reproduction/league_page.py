@@ -267,11 +267,14 @@ def _advice(
             if some:
                 names = ", ".join(_name(record["method"]) for record in some)
                 told.append(f"Ahead in {what}: {names}.")
+        if any(map(_is_surer, ranked)):
+            told.append(_by_chance(len(ranked) - 1, studies))
         return told
     names = ", ".join(_name(record["method"]) for record in ahead)
     told = [
         f"On {where} these are ahead of tuned FedAvg, in validation loss and in rounds to the "
         f"target, beyond both intervals: {names}.",
+        _by_chance(len(ranked) - 1, studies),
     ]
     dear = [r for r in ahead if (r["gradients_per_step"], r["vectors"]) > (1, 2)]
     if dear:
@@ -284,6 +287,15 @@ def _advice(
     if len(workloads) == 1:
         told.append("One workload says little about another problem.")
     return told
+
+
+def _by_chance(methods: int, studies: int) -> str:
+    """Returns what a win in all studies is worth: its interval has no width, however few."""
+    return (
+        f"A method that is no better than FedAvg has the lower validation loss in all {studies} "
+        f"studies with probability 1/{2**studies}: of {methods} such methods, "
+        f"{methods / 2**studies:.2g} on average."
+    )
 
 
 def _name(method: str) -> str:

@@ -218,6 +218,9 @@ def test_a_claim_needs_both_intervals(loss, is_better):
     told, *rest = league_page._advice(list(methods.values()), ["w"], 3)
     assert ("ahead of tuned FedAvg, in validation loss" in told) == is_better
     assert (rest == ["Ahead in rounds to the target alone: FedSAM."]) == (not is_better)
+    # One in eight wins three studies by chance, and its interval from 1 to 1 does not show it.
+    chance = "in all 3 studies with probability 1/8: of 1 such methods, 0.12 on average."
+    assert any(chance in line for line in [told, *rest]) == is_better
     (told, *_) = league_page._advice(list(methods.values()), ["w"], 2)
     assert told.startswith("No answer yet")
 
