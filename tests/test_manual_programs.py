@@ -4,6 +4,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -128,7 +129,7 @@ print("ROUNDS", len(result.rounds))
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_method_of_the_tutorial(tmp_path):
-    method, check = programs("own_method.md")
+    method, check, noise = programs("own_method.md")
     (tmp_path / "clipped.py").write_text(method)
     assert "largest difference" in run(check, tmp_path)
     page = (REPO / "docs" / "own_method.md").read_text()
@@ -138,3 +139,14 @@ def test_the_method_of_the_tutorial(tmp_path):
     assert shown in said and (tmp_path / "results/synthetic_clipped/summary.json").exists()
     for path in re.findall(r"`(tff_algos/methods/\w+\.py)`", page):
         assert (REPO / path).exists(), path
+    line = "        delta = trained.weights - x\n"
+    noisy = method.replace(line, line + textwrap.indent(noise, 8 * " "))
+    noisy = noisy.replace("averaging, client\n", "averaging, client, random\n")
+    assert noisy.count("noise") == 2
+    folder = tmp_path / "noisy"
+    folder.mkdir()
+    (folder / "clipped.py").write_text(noisy)
+    with pytest.raises(AssertionError, match="largest difference"):
+        run(check, folder)
+    again = check.replace('algorithm="fedavg"', 'algorithm="clipped", clipped_clip_norm=1e8')
+    assert "largest difference 0.0" in run(again, folder)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tff_algos import averaging, client
     from tff_algos.client_data import Batch, ClientData, batch_client, batch_cohort, from_dataset
     from tff_algos.dataset_process import from_datasets
+    from tff_algos.draws import MethodError
     from tff_algos.keras_bridge import from_keras
     from tff_algos.method import Method
     from tff_algos.model import Model, ModelError
@@ -37,6 +38,7 @@ _LAZY = {
     "from_datasets": "dataset_process",
     "from_keras": "keras_bridge",
     "Method": "method",
+    "MethodError": "draws",
     "Model": "model",
     "ModelError": "model",
     "build": "process",
@@ -68,6 +70,7 @@ __all__ = [
     "Batch",
     "ClientData",
     "Method",
+    "MethodError",
     "MethodSpec",
     "Model",
     "ModelError",

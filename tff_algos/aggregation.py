@@ -32,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import registry
+from tff_algos import draws, registry
 from tff_algos.method import Federation, Method
 from tff_algos.model import Model
 
@@ -43,7 +43,6 @@ from tff_suite.compat import (
     context_stack_impl,
     differential_privacy,
     form_utils,
-    op_def_registry,  # The only list of stateful ops.
     test_compiler,
     transformation_utils,
     transformations,
@@ -120,7 +119,7 @@ class Aggregator:
             if isinstance(block, tff.framework.CompiledComputation):
                 graph = tf.compat.v1.GraphDef.FromString(block.proto.tensorflow.graph_def.value)
                 nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-                found.extend(n.op for n in nodes if _draws(n.op))
+                found.extend(n.op for n in nodes if draws.is_unseeded(n.op))
             return block, False
 
         transformation_utils.transform_postorder(self.next.to_building_block(), look)
@@ -140,12 +139,6 @@ def quietly() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _draws(op: str) -> bool:
-    declared = op_def_registry.get(op)
-    names = ("Random", "Multinomial", "TruncatedNormal")
-    return declared is not None and declared.is_stateful and any(name in op for name in names)
 
 
 def _in_clear(computation: tff.Computation) -> tuple[tff.Computation, bool]:

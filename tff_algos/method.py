@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_algos import draws
 from tff_algos.model import ModelError
 
 # Name of the operations by which `TffFederation.stack` appends a client's rows. A runtime that
@@ -191,7 +192,7 @@ class TffFederation:
 
         # One parameter, since TFF refuses functions with default values.
         def computation(arguments):
-            with _as_from_eager_code(), _tensors_refused():
+            with _as_from_eager_code(), _tensors_refused(), draws.refused(fn):
                 return fn(*arguments) if several else fn(arguments)
 
         several = len(values) > 1

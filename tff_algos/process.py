@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import driver, registry, schedules, tff_models, tff_names
+from tff_algos import draws, driver, registry, schedules, tff_models, tff_names
 from tff_algos.client import LocalTraining
 from tff_algos.client_data import ClientData, check_indices, of_model
 from tff_algos.method import ClientState, Method, TffFederation
@@ -311,8 +311,12 @@ def _computations(
     )
     at_server = tff.FederatedType(state_type, tff.SERVER)
 
+    @tff.tensorflow.computation
+    def init():
+        with draws.refused(method.initialize):
+            return method.initialize()
+
     def initialize():
-        init = tff.tensorflow.computation(method.initialize)
         return tff.federated_computation(lambda: tff.federated_eval(init, tff.SERVER))
 
     placed = [

@@ -6,7 +6,6 @@ like a method's own functions. A part that cannot be vectorised raises an error.
 aggregate, a fold over clients, processes them one after the other, as it is defined.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -47,30 +46,38 @@ class Aggregate(NamedTuple):
     measurements: Any
 
 
-def on_rows(process: aggregation.Aggregator) -> Callable[[Any, Any], Aggregate]:
-    """Returns an aggregator as a function of its state and the rows of all clients.
+class OnRows:
+    """An aggregator as a function of its state and the rows of all clients."""
 
-    The function takes tensors `[K, ...]`, for use while a graph is built. It raises a
-    `NotVectorizable` if a part of the aggregator cannot be vectorised over clients.
+    def __init__(self, process: aggregation.Aggregator):
+        """Initialises the function.
 
-    Args:
-      process: The aggregator.
-    """
-    types = process.next.type_signature
+        Args:
+          process: The aggregator.
+        """
+        self._next = process.next
 
-    def aggregate(state, rows):
+    def __call__(self, state: Any, rows: Any) -> Aggregate:
+        """Aggregates, while a graph is built.
+
+        Args:
+          state: The aggregator's state.
+          rows: The clients' values and weights, tensors `[K, ...]`.
+
+        Raises:
+          NotVectorizable: If a part of the aggregator cannot be vectorised over clients.
+        """
+        types = self._next.type_signature
         state = aggregation.unpack(types.parameter[0].member, state)
         number = tf.shape(tf.nest.flatten(rows)[0])[0]
         argument = state, *map(of_each, rows)
-        outputs = StackedInterpreter().run(process.next, argument, number)
+        outputs = StackedInterpreter().run(self._next, argument, number)
         return Aggregate(
             *(
                 aggregation.pack(of.member, iter(tf.nest.flatten(output)))
                 for of, output in zip(types.result, outputs, strict=True)
             )
         )
-
-    return aggregate
 
 
 class StackedInterpreter(tff_interpreter.Interpreter):

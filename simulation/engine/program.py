@@ -17,6 +17,7 @@ another.
 """
 
 import collections
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ import tensorflow as tf
 from simulation.device import eager_tensors, graph_calls
 from simulation.engine import aggregators
 from simulation.engine.batching import field_of
+from tff_algos import draws
 from tff_algos import process as process_lib
 from tff_algos.method import Method
 from tff_algos.model import Model
@@ -165,7 +167,7 @@ class _Recorder:
     def aggregate(self, process, state, value, weight):
         # The server runs TFF's computation on the rows of all clients.
         rows = self.stack((value, weight) if process.weighted else (value,))
-        return self.map_server(aggregators.on_rows(process), state, rows)
+        return self.map_server(aggregators.OnRows(process), state, rows)
 
     def _add(self, kind, fn, arguments, at_server):
         number = CLIENT_STATES + 1 + len(self.primitives)
@@ -200,19 +202,27 @@ class Call:
       structure: Its result, as a structure of `tf.TensorSpec`s.
     """
 
-    def __init__(self, fn: Callable, specs: Any):
+    def __init__(self, fn: Callable, specs: Any, may_draw: bool = False):
         """Traces the function.
 
         Args:
           fn: The function.
           specs: Its arguments, a tuple of structures of `tf.TensorSpec`s.
+          may_draw: Whether it may draw without a seed.
+
+        Raises:
+          MethodError: If it does so nevertheless.
         """
         # A new trace, since cached ones may be for another of TensorFlow's executors.
         fresh = getattr(fn, "_clone", None)
         fn = fn if fresh is None else fresh(None)
 
+        # Users are warned of an aggregator's own draws.
+        refused = contextlib.nullcontext if may_draw else functools.partial(draws.refused, fn)
+
         def flat(*tensors):
-            return fn(*tf.nest.pack_sequence_as(specs, tensors))
+            with refused():
+                return fn(*tf.nest.pack_sequence_as(specs, tensors))
 
         with graph_calls.calling():
             graph = tf.function(flat, autograph=False).get_concrete_function(
@@ -331,12 +341,11 @@ class Program:
 
         Raises:
           NotVectorizable: If a part of its aggregator cannot be vectorised over clients.
+          MethodError: If it draws other than from a seed.
         """
         self.model, self.graphs = model, Graphs()
-        initial = tf.function(method.initialize, autograph=False).get_concrete_function()
-        self.state_spec = tf.nest.map_structure(
-            lambda t: tf.TensorSpec(t.shape, t.dtype), initial.structured_outputs
-        )
+        initial = Call(method.initialize, ())
+        self.state_spec = initial.structure
         data = process_lib.client_data_spec(model)
         self.specs = {STATE: self.state_spec, CLIENTS: data if takes is None else takes(data)}
         if method.client_state is not None:
@@ -378,7 +387,8 @@ class Program:
         arguments = self.spec(primitive.arguments)
         self.arguments[primitive.number] = self.places(primitive.arguments)
         if primitive.fn is not None:
-            self.calls[primitive.number] = call = Call(primitive.fn, arguments)
+            may_draw = isinstance(primitive.fn, aggregators.OnRows)
+            self.calls[primitive.number] = call = Call(primitive.fn, arguments, may_draw)
             self.specs[primitive.number] = call.structure
         elif primitive.kind == "mean":
             self.calls[primitive.number] = call = Call(_divide, arguments)

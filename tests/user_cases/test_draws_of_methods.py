@@ -1,0 +1,159 @@
+"""A user's method draws from seeds, or is refused: else its runs could not be repeated."""
+
+import functools
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import simulation
+import tff_algos
+from tests.simulation import toy_extension  # noqa: F401  (registers the task)
+from tff_algos import averaging, client, draws
+from tff_algos import random as seeded
+
+SETTINGS = {
+    "algorithm": "noisy_of_mine",
+    "task": "toy",
+    "total_rounds": 2,
+    "clients_per_round": 3,
+    "client_batch_size": 4,
+    "client_learning_rate": 0.1,
+}
+RNG = np.random.default_rng(1)
+TRUE = tf.constant(True)
+GENERATOR = tf.random.Generator.from_seed(1)
+
+
+def at_client(draw):
+    """Federated averaging whose clients scale their updates by a draw."""
+
+    def build(model, local):
+        def client_update(broadcast, data):
+            x, rate = broadcast
+            trained = client.train(model, local.optimizer(), rate, x, data)
+            delta = (1.0 + draw(data)) * (trained.weights - x)
+            return averaging.ClientResult(trained, delta, finite=client.is_finite(delta))
+
+        return averaging.build(model, local, client_update)
+
+    return build
+
+
+def at_start(draw):
+    """Federated averaging whose first weights are scaled by a draw."""
+
+    def build(model, local):
+        method = at_client(lambda data: 0.0)(model, local)
+
+        def initialize():
+            state = method.initialize()
+            scale = 1.0 + draw(None)
+            return state._replace(weights=tuple(scale * w for w in state.weights))
+
+        return method._replace(initialize=initialize)
+
+    return build
+
+
+def run(monkeypatch, root, build, **settings):
+    spec = tff_algos.MethodSpec(
+        name="noisy_of_mine", summary="", paper="", builder=build, server_learning_rate=1.0
+    )
+    monkeypatch.setitem(tff_algos.registry._SPECS, spec.name, spec)
+    return simulation.run(**{**SETTINGS, "root_output_dir": root, **settings})
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized", "tff"])
+@pytest.mark.parametrize("where", [at_client, at_start])
+def test_a_draw_without_a_seed_is_refused(monkeypatch, tmp_path, where, runtime):
+    told = "^A function of the method uses RandomStandardNormal, which no seed controls"
+    build = where(lambda data: tf.random.normal([]))
+    with pytest.raises(draws.MethodError, match=told):
+        run(monkeypatch, tmp_path, build, runtime=runtime)
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized", "tff"])
+def test_a_draw_while_the_graph_is_made_is_refused(monkeypatch, tmp_path, runtime):
+    told = "^A function of the method drew from numpy.random while its graph was made"
+    build = at_client(lambda data: np.random.normal())
+    with pytest.raises(draws.MethodError, match=told):
+        run(monkeypatch, tmp_path, build, runtime=runtime)
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized", "tff"])
+def test_draws_from_the_clients_seed_are_the_same_in_every_run(monkeypatch, tmp_path, runtime):
+    build = at_client(lambda data: seeded.uniform([], data.seed))
+    first = run(monkeypatch, tmp_path / "first", build, runtime=runtime)
+    again = run(monkeypatch, tmp_path / "again", build, runtime=runtime)
+    plain = run(monkeypatch, tmp_path / "plain", at_client(lambda data: 0.0), runtime=runtime)
+    assert all(map(np.array_equal, first.weights, again.weights))
+    assert not all(map(np.array_equal, first.weights, plain.weights))
+
+
+class Noisy:
+    def __init__(self):
+        self.rng = np.random.RandomState(1)
+
+    def draw(self):
+        return self.rng.uniform()
+
+
+def closure():
+    rng = np.random.default_rng(1)
+    return lambda: rng.uniform()
+
+
+def helper():
+    return RNG.uniform()
+
+
+DRAWS = {
+    "Python's random": random.random,
+    "numpy.random": np.random.uniform,
+    "a numpy Generator": closure(),
+    "a numpy Generator ": lambda: helper(),
+    "a numpy RandomState": Noisy().draw,
+    "a random Random": functools.partial(random.Random.uniform, random.Random(1), 0.0, 1.0),
+}
+OPERATIONS = {
+    "RandomUniform": lambda: tf.random.uniform([], seed=1),
+    "RandomShuffle": lambda: tf.random.shuffle([1.0, 2.0])[0],
+    "RngReadAndSkip": lambda: GENERATOR.uniform([]),
+    "RandomGamma": lambda: tf.cond(
+        tf.constant(True), lambda: tf.random.gamma([], 1.0), lambda: 0.0
+    ),
+}
+
+
+def traced(function):
+    def flat():
+        with draws.refused(function):
+            return tf.convert_to_tensor(function())
+
+    return tf.function(flat, autograph=False).get_concrete_function()
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_generators_are_found_where_functions_keep_them(name):
+    with pytest.raises(draws.MethodError, match=f" drew from {name.strip()} while"):
+        traced(DRAWS[name])
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_operations_that_draw_are_found(op):
+    with pytest.raises(draws.MethodError, match=f" uses {op}, which no seed controls"):
+        traced(OPERATIONS[op])
+
+
+def test_what_draws_from_a_seed_or_not_at_all_is_not_refused():
+    unused = np.random.default_rng(1)
+    assert unused.uniform() != unused.uniform()
+    for function in (
+        lambda: seeded.normal([2], tf.constant([1, 2])),
+        lambda: tf.random.stateless_uniform([2], [1, 2]),
+        lambda: tf.constant(1.0 if unused is None else 2.0),
+        tf.function(lambda: tf.constant(1.0)),
+    ):
+        traced(function)
