@@ -1162,8 +1162,8 @@ def _refuse_unlike(what: str, batches: Sequence[Any]) -> None:
                 one, two, rtol=1e-3, atol=1e-4 * most, equal_nan=True
             ):
                 raise ModelError(
-                    f"{what} mixes the examples of a batch: the value of one depends on the "
-                    "others, even on padding. Compute it from the example alone."
+                    f"{what} mixes the examples of a batch, or draws random numbers: the value of "
+                    "one depends on the others, even on padding. Compute it from the example alone."
                 )
 
 

@@ -465,7 +465,7 @@ PLAIN = {"loss": "sparse_categorical_crossentropy"}
         (constrained, PLAIN, "has a constraint, which no method supports"),
         (spectral, PLAIN, "not a pure function of its weights; replace the layer: .*spectral_norm"),
         (looked_up, PLAIN, "Layer 'integer_lookup' reads a table .*; apply it to the data before"),
-        (centred, PLAIN, "Model .* mixes the examples of a batch: .* from the example alone"),
+        (centred, PLAIN, "Model .* mixes the examples of a batch, or .* from the example alone"),
         (normalized, {"loss": among_others}, "^The loss mixes the examples of a batch"),
         (normalized, {**PLAIN, "metrics": {"m": among_others}}, "^Metric 'm' mixes the examples"),
         (lambda: centred(tf.int32), PLAIN, "mixes the examples of a batch"),
