@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tff_algos import averaging, client
     from tff_algos.client_data import Batch, ClientData, batch_client, batch_cohort, from_dataset
     from tff_algos.dataset_process import from_datasets
-    from tff_algos.draws import MethodError
     from tff_algos.keras_bridge import from_keras
     from tff_algos.method import Method
     from tff_algos.model import Model, ModelError
     from tff_algos.process import build, initial_client_state
+    from tff_algos.purity import MethodError
     from tff_algos.vector import Vector
 
 _registry.add_folder(_methods)
@@ -38,7 +38,7 @@ _LAZY = {
     "from_datasets": "dataset_process",
     "from_keras": "keras_bridge",
     "Method": "method",
-    "MethodError": "draws",
+    "MethodError": "purity",
     "Model": "model",
     "ModelError": "model",
     "build": "process",

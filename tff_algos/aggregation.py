@@ -32,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import draws, registry
+from tff_algos import purity, registry
 from tff_algos.method import Federation, Method
 from tff_algos.model import Model
 
@@ -119,7 +119,7 @@ class Aggregator:
             if isinstance(block, tff.framework.CompiledComputation):
                 graph = tf.compat.v1.GraphDef.FromString(block.proto.tensorflow.graph_def.value)
                 nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-                found.extend(n.op for n in nodes if draws.is_unseeded(n.op))
+                found.extend(n.op for n in nodes if purity.is_unseeded(n.op))
             return block, False
 
         transformation_utils.transform_postorder(self.next.to_building_block(), look)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import draws
+from tff_algos import purity
 from tff_algos.model import ModelError
 
 # Name of the operations by which `TffFederation.stack` appends a client's rows. A runtime that
@@ -192,7 +192,7 @@ class TffFederation:
 
         # One parameter, since TFF refuses functions with default values.
         def computation(arguments):
-            with _as_from_eager_code(), _tensors_refused(), draws.refused(fn):
+            with _as_from_eager_code(), _tensors_refused(), purity.required(fn):
                 return fn(*arguments) if several else fn(arguments)
 
         several = len(values) > 1

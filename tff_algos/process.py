@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_algos import draws, driver, registry, schedules, tff_models, tff_names
+from tff_algos import driver, purity, registry, schedules, tff_models, tff_names
 from tff_algos.client import LocalTraining
 from tff_algos.client_data import ClientData, check_indices, of_model
 from tff_algos.method import ClientState, Method, TffFederation
@@ -313,7 +313,7 @@ def _computations(
 
     @tff.tensorflow.computation
     def init():
-        with draws.refused(method.initialize):
+        with purity.required(method.initialize):
             return method.initialize()
 
     def initialize():

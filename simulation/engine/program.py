@@ -28,8 +28,8 @@ import tensorflow as tf
 from simulation.device import eager_tensors, graph_calls
 from simulation.engine import aggregators
 from simulation.engine.batching import field_of
-from tff_algos import draws
 from tff_algos import process as process_lib
+from tff_algos import purity
 from tff_algos.method import Method
 from tff_algos.model import Model
 from tff_suite import memory
@@ -202,26 +202,25 @@ class Call:
       structure: Its result, as a structure of `tf.TensorSpec`s.
     """
 
-    def __init__(self, fn: Callable, specs: Any, may_draw: bool = False):
+    def __init__(self, fn: Callable, specs: Any, must_be_pure: bool = True):
         """Traces the function.
 
         Args:
           fn: The function.
           specs: Its arguments, a tuple of structures of `tf.TensorSpec`s.
-          may_draw: Whether it may draw without a seed.
+          must_be_pure: Whether it is refused if it draws without a seed or changes variables.
 
         Raises:
-          MethodError: If it does so nevertheless.
+          MethodError: If it must be pure and is not.
         """
         # A new trace, since cached ones may be for another of TensorFlow's executors.
         fresh = getattr(fn, "_clone", None)
         fn = fn if fresh is None else fresh(None)
 
-        # Users are warned of an aggregator's own draws.
-        refused = contextlib.nullcontext if may_draw else functools.partial(draws.refused, fn)
+        checked = purity.required(fn) if must_be_pure else contextlib.nullcontext()
 
         def flat(*tensors):
-            with refused():
+            with checked:
                 return fn(*tf.nest.pack_sequence_as(specs, tensors))
 
         with graph_calls.calling():
@@ -341,7 +340,7 @@ class Program:
 
         Raises:
           NotVectorizable: If a part of its aggregator cannot be vectorised over clients.
-          MethodError: If it draws other than from a seed.
+          MethodError: If a function of it is not pure, see `tff_algos.purity`.
         """
         self.model, self.graphs = model, Graphs()
         initial = Call(method.initialize, ())
@@ -387,8 +386,9 @@ class Program:
         arguments = self.spec(primitive.arguments)
         self.arguments[primitive.number] = self.places(primitive.arguments)
         if primitive.fn is not None:
-            may_draw = isinstance(primitive.fn, aggregators.OnRows)
-            self.calls[primitive.number] = call = Call(primitive.fn, arguments, may_draw)
+            # Users are warned of an aggregator's own draws.
+            is_methods = not isinstance(primitive.fn, aggregators.OnRows)
+            self.calls[primitive.number] = call = Call(primitive.fn, arguments, is_methods)
             self.specs[primitive.number] = call.structure
         elif primitive.kind == "mean":
             self.calls[primitive.number] = call = Call(_divide, arguments)

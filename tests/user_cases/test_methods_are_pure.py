@@ -1,4 +1,4 @@
-"""A user's method draws from seeds, or is refused: else its runs could not be repeated."""
+"""A user's method draws from seeds and keeps no variables, or its runs could not be repeated."""
 
 import functools
 import random
@@ -10,7 +10,7 @@ import tensorflow as tf
 import simulation
 import tff_algos
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
-from tff_algos import averaging, client, draws
+from tff_algos import averaging, client, purity
 from tff_algos import random as seeded
 
 SETTINGS = {
@@ -70,7 +70,7 @@ def run(monkeypatch, root, build, **settings):
 def test_a_draw_without_a_seed_is_refused(monkeypatch, tmp_path, where, runtime):
     told = "^A function of the method uses RandomStandardNormal, which no seed controls"
     build = where(lambda data: tf.random.normal([]))
-    with pytest.raises(draws.MethodError, match=told):
+    with pytest.raises(purity.MethodError, match=told):
         run(monkeypatch, tmp_path, build, runtime=runtime)
 
 
@@ -78,7 +78,7 @@ def test_a_draw_without_a_seed_is_refused(monkeypatch, tmp_path, where, runtime)
 def test_a_draw_while_the_graph_is_made_is_refused(monkeypatch, tmp_path, runtime):
     told = "^A function of the method drew from numpy.random while its graph was made"
     build = at_client(lambda data: np.random.normal())
-    with pytest.raises(draws.MethodError, match=told):
+    with pytest.raises(purity.MethodError, match=told):
         run(monkeypatch, tmp_path, build, runtime=runtime)
 
 
@@ -129,7 +129,7 @@ OPERATIONS = {
 
 def traced(function):
     def flat():
-        with draws.refused(function):
+        with purity.required(function):
             return tf.convert_to_tensor(function())
 
     return tf.function(flat, autograph=False).get_concrete_function()
@@ -137,14 +137,23 @@ def traced(function):
 
 @pytest.mark.parametrize("name", DRAWS)
 def test_generators_are_found_where_functions_keep_them(name):
-    with pytest.raises(draws.MethodError, match=f" drew from {name.strip()} while"):
+    with pytest.raises(purity.MethodError, match=f" drew from {name.strip()} while"):
         traced(DRAWS[name])
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_operations_that_draw_are_found(op):
-    with pytest.raises(draws.MethodError, match=f" uses {op}, which no seed controls"):
+    with pytest.raises(purity.MethodError, match=f" uses {op}, which no seed controls"):
         traced(OPERATIONS[op])
+
+
+def test_a_variable_that_clients_change_is_refused(monkeypatch, tmp_path):
+    counter = tf.Variable(0.0)
+    build = at_client(lambda data: counter.assign_add(1.0))
+    with pytest.raises(purity.MethodError, match=r"changes a variable \(AssignAddVariableOp\)"):
+        run(monkeypatch, tmp_path, build, runtime="per_client")
+    read = run(monkeypatch, tmp_path, at_client(lambda data: counter), runtime="per_client")
+    assert len(read.rounds) == 3 and counter.numpy() == 0.0
 
 
 def test_what_draws_from_a_seed_or_not_at_all_is_not_refused():

@@ -1,9 +1,10 @@
-"""Refuses draws of a method that no seed controls.
+"""Refuses functions of a method whose results depend on more than their arguments.
 
-A method's functions become graphs, which are executed in many rounds and for many clients.
-`tf.random.normal` gives other numbers in every run. A number from Python's `random` or from NumPy
-is drawn only once, while the graph is made, so all rounds and clients get the same one. In both
-cases a run cannot be repeated, and does not resume exactly. `tff_algos.random` draws from a seed.
+A method's functions become graphs, which are executed in many rounds and for many clients, in any
+order. `tf.random.normal` gives other numbers in every run. A number from Python's `random` or from
+NumPy is drawn only once, while the graph is made, so all rounds and clients get the same one. A
+variable that a function changes is in no checkpoint. In all these cases a run cannot be repeated,
+and does not resume exactly. `tff_algos.random` draws from a seed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tensorflow as tf
 from tff_suite.errors import FedError
 
 _OF_DRAWS = ("Random", "Multinomial", "TruncatedNormal", "Rng", "StatefulUniform")
+_OF_VARIABLES = ("Assign", "ResourceApply", "ResourceScatter")
 _GENERATORS = random.Random | np.random.Generator | np.random.RandomState
 _REMEDY = (
     "Draw by tff_algos.random from a seed: clients have data.seed, and a server can keep a counter "
@@ -42,14 +44,14 @@ def is_unseeded(op: str) -> bool:
 
 
 @contextlib.contextmanager
-def refused(function: Callable) -> Iterator[None]:
+def required(function: Callable) -> Iterator[None]:
     """A context in which a method's function is called while a graph is built.
 
     Args:
       function: The function, in whose variables generators are looked for.
 
     Raises:
-      MethodError: If it draws other than from a seed.
+      MethodError: If it draws other than from a seed, or changes a variable.
     """
     generators = list(_reached(function, set()))
     before = _states(generators)
@@ -67,6 +69,12 @@ def refused(function: Callable) -> Iterator[None]:
             raise MethodError(
                 f"A function of the method uses {node.op}, which no seed controls, so a run could "
                 f"not be repeated. {_REMEDY}"
+            )
+        if any(name in node.op for name in _OF_VARIABLES):
+            raise MethodError(
+                f"A function of the method changes a variable ({node.op}), which no checkpoint "
+                "holds and clients would change in any order. Keep it in the state of the server "
+                "or of a client."
             )
 
 
