@@ -43,7 +43,7 @@ def test_a_public_name_is_there_and_another_is_not(name):
 
 def test_public_errors_are_the_users():
     errors = [getattr(importlib.import_module(p), n) for p in _PACKAGES for n in _errors_of(p)]
-    assert len(errors) == 4 and all(issubclass(error, FedError) for error in errors)
+    assert len(errors) == 5 and all(issubclass(error, FedError) for error in errors)
 
 
 def _errors_of(name):

@@ -111,7 +111,7 @@ def _reached(value: Any, seen: set[int]) -> Iterator[Any]:
     elif isinstance(value, Mapping):
         inner += value.values()
     elif isinstance(value, list | tuple):
-        inner += value
+        inner += list(value)  # A list of TensorFlow's own does not extend one.
     elif hasattr(type(value), "python_function"):  # A `tf.function`.
         inner.append(value.python_function)
     for one in inner:

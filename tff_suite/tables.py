@@ -15,8 +15,6 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import tabulate
-
 from tff_suite import parser, writing
 
 if TYPE_CHECKING:
@@ -33,6 +31,8 @@ def markdown(
       headers: Titles of the columns.
       align: `left` or `right` for each column; by default by its values.
     """
+    import tabulate  # here, since commands import this module before they catch signals
+
     return tabulate.tabulate(
         [[_cell(value) if isinstance(value, str) else value for value in row] for row in rows],
         [_cell(title) for title in headers],

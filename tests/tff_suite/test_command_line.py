@@ -104,7 +104,7 @@ sys.meta_path.insert(0, Interrupter())
             ("run", module)
             for module in ("absl", "tff_suite.hparams", "numpy", "simulation.experiment")
         ],
-        *[("reproduce", module) for module in ("tabulate", "simulation.records.outputs")],
+        *[("reproduce", module) for module in ("reproduction.needs", "simulation.records.outputs")],
         *[("plots", module) for module in ("numpy", "pandas", "tff_suite.figures")],
         *[("plot", module) for module in ("matplotlib", "tff_suite.figures")],
         ("train", "tensorflow"),
