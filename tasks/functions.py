@@ -22,7 +22,7 @@ _CURE = "it return one value per example, without tf.reduce_mean or with axis=-1
 def fault_of_model_fn(make: Callable) -> str:
     """Returns what is wrong with a `keras_model_fn`; blank if nothing is found."""
     if not _takes(make, 1):
-        return "keras_model_fn must take a seed: def build_model(seed)."
+        return "the model function must take a seed: def build_model(seed)."
     return ""
 
 

@@ -462,7 +462,7 @@ def _check_settings(task: Task) -> None:
     make = task.keras_model_fn
     if make is not None and (not callable(make) or _is_model(make)):
         raise TaskError(
-            f"keras_model_fn must be a function from a seed to a new model, found a {_kind(make)}; "
+            f"the model must be a function from a seed to a new model, found a {_kind(make)}; "
             "write lambda seed: build_model(seed)."
         )
     if make is not None:
