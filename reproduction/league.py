@@ -8,7 +8,7 @@ league/RULES.md defines studies, targets and the aggregation.
 
 import pathlib
 
-from reproduction import items, league_page, league_studies, results
+from reproduction import items
 from reproduction.items import ReproduceError
 from tff_suite import command_line, parser, tables
 
@@ -24,6 +24,9 @@ LEAGUE = items.REPO / "league"
 def main(arguments: list[str]) -> int:
     """Writes the results of the league's runs; returns the exit code."""
     options = PARSER.parse(arguments)
+    # Here, since they import SciPy and Matplotlib, which --help need not wait for.
+    from reproduction import league_page, league_studies, results
+
     folder = pathlib.Path(options.folder) if options.folder else LEAGUE
     studies = league_studies.studies_of(folder, options.root)
     records = league_studies.table(folder, studies)

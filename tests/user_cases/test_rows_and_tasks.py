@@ -192,8 +192,11 @@ WIDE = np.zeros((6, 3), np.float32)
         ({"central_test": Examples(X, np.stack([Y, Y], 1))}, "targets of central_test have shape"),
         ({"central_test": Examples(X, Y + 0.5)}, "targets of central_test are float64"),
         ({"central_test": (X, Y)}, "central_test must be .* found a tuple"),
-        ({"keras_model_fn": model(0)}, "keras_model_fn .* found a Sequential; write lambda seed"),
-        ({"keras_model_fn": 3}, "keras_model_fn .* found a int"),
+        (
+            {"keras_model_fn": model(0)},
+            "the model must be a function .* found a Sequential; write lambda seed",
+        ),
+        ({"keras_model_fn": 3}, "the model must be a function .* found a int"),
         ({"keras_model_fn": lambda: model(0)}, "the model function must take a seed"),
         ({"loss": OneNumber()}, "The loss gives one number for the whole batch"),
         ({"loss": None}, "loss must be one function .* found a NoneType"),
