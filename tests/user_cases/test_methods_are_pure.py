@@ -22,7 +22,6 @@ SETTINGS = {
     "client_learning_rate": 0.1,
 }
 RNG = np.random.default_rng(1)
-TRUE = tf.constant(True)
 GENERATOR = tf.random.Generator.from_seed(1)
 
 
