@@ -192,6 +192,34 @@ def test_a_disk_that_is_full_is_told_and_loses_nothing(tmp_path, pages):
     assert numbers(again, ["first"]) == [1]
 
 
+@pytest.mark.parametrize(("numbers_of_a_state", "page"), [(16_383, 4096), (16_384, 65536)])
+def test_large_states_are_written_in_large_pages(tmp_path, numbers_of_a_state, page):
+    path, initial = str(tmp_path / "s"), np.zeros(numbers_of_a_state, np.float32)
+    states = client_states.ClientStates(path, initial, 1)
+    states.go_on_from(0)
+    for r in (1, 2):
+        states.write({c: initial + r for c in "ab"}, r)
+        states.commit(r)
+        states.forget_before(r)
+    states.close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA page_size").fetchone() == (page,)
+    assert all(np.all(kept[""] == 2) for kept in client_states.read_all(path).values())
+
+
+def test_a_file_of_other_pages_is_continued(tmp_path, monkeypatch):
+    path, initial = str(tmp_path / "s"), np.zeros(20_000, np.float32)
+    with monkeypatch.context() as changed:
+        changed.setattr(client_states, "_LARGE_PAGE", 1 << 30)
+        states = client_states.ClientStates(path, initial, 1 << 20)
+    states.write({"a": initial + 1}, 1)
+    states.commit(1)
+    states.close()
+    again = client_states.ClientStates(path, initial, 1 << 20)
+    again.go_on_from(1)
+    assert np.all(again.read(["a"])[0] == 1)
+
+
 def test_a_state_does_not_share_memory_with_what_was_written(tmp_path):
     states = opened(tmp_path / "s")
     buffer = np.ones([2, 3], np.float32)
