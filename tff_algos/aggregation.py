@@ -35,6 +35,7 @@ import tensorflow_federated as tff
 from tff_algos import purity, registry
 from tff_algos.method import Federation, Method
 from tff_algos.model import Model
+from tff_suite import graph_defs
 
 # TFF's own forms of what it has no public name for: the state of differential privacy, secure sums
 # in clear, and all the TensorFlow of a computation at the server as one graph.
@@ -118,8 +119,7 @@ class Aggregator:
         def look(block):
             if isinstance(block, tff.framework.CompiledComputation):
                 graph = tf.compat.v1.GraphDef.FromString(block.proto.tensorflow.graph_def.value)
-                nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-                found.extend(n.op for n in nodes if purity.is_unseeded(n.op))
+                found.extend(n.op for n in graph_defs.nodes(graph) if purity.is_unseeded(n.op))
             return block, False
 
         transformation_utils.transform_postorder(self.next.to_building_block(), look)

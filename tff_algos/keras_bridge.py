@@ -35,7 +35,7 @@ import tensorflow as tf
 from tff_algos import random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError, elementwise
-from tff_suite import code_digests, compat, memory
+from tff_suite import code_digests, compat, graph_defs, memory
 from tff_suite.compat import op_def_registry, ops  # The only list of stateful ops.
 
 autocast_variable = compat.keras_source("mixed_precision.autocast_variable")
@@ -812,7 +812,7 @@ def _has_own_gradients(graph_def, layers):
     """Returns whether code of the user defines gradients; that of others passes weights to them."""
     names = {layer.name for layer in layers}
     own = {layer.name for layer in layers if not _is_of_others(type(layer))}
-    for node in _all_nodes(graph_def):
+    for node in graph_defs.nodes(graph_def):
         # TensorFlow leaves the gradient's name at an operation without effect.
         if node.attr["_gradient_op_type"].s.startswith(b"CustomGradient"):
             path = [part for part in node.name.split("/") if part in names]
@@ -845,7 +845,7 @@ def _refuse_draws_in_loops(graph_def, names):
 def _nodes_in_loops(graph_def):
     bodies = {f.signature.name: f.node_def for f in graph_def.library.function}
     called, seen = [], set()
-    for node in _all_nodes(graph_def):
+    for node in graph_defs.nodes(graph_def):
         if "While" in node.op:
             called.append(node.attr["body"].func.name)
         # Of `tf.vectorized_map`, which leaves no loop.
@@ -861,12 +861,7 @@ def _nodes_in_loops(graph_def):
 
 
 def _calls_python(graph_def):
-    return any("PyFunc" in node.op for node in _all_nodes(graph_def))
-
-
-def _all_nodes(graph_def):
-    bodies = (function.node_def for function in graph_def.library.function)
-    return itertools.chain(graph_def.node, *bodies)
+    return any("PyFunc" in node.op for node in graph_defs.nodes(graph_def))
 
 
 @contextlib.contextmanager
@@ -1179,7 +1174,7 @@ def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
     """
     graph = graph.as_graph_def()
     bodies = {f.signature.name for f in graph.library.function}
-    for node in _all_nodes(graph):
+    for node in graph_defs.nodes(graph):
         # Keras calls cuDNN's recurrent layers without dropout, so nothing in them is random.
         if node.op in bodies or node.op in _HARMLESS_STATEFUL_OPS or "CudnnRNN" in node.op:
             continue

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_suite import graph_defs
 from tff_suite.errors import FedError
 
 _OF_DRAWS = ("Random", "Multinomial", "TruncatedNormal", "Rng", "StatefulUniform")
@@ -63,8 +64,7 @@ def required(function: Callable) -> Iterator[None]:
                 f"A function of the method drew from {name} while its graph was made, so all "
                 f"rounds and clients would get the same numbers. {_REMEDY}"
             )
-    graph = tf.compat.v1.get_default_graph().as_graph_def()
-    for node in (*graph.node, *(n for f in graph.library.function for n in f.node_def)):
+    for node in graph_defs.nodes(tf.compat.v1.get_default_graph().as_graph_def()):
         if is_unseeded(node.op):
             raise MethodError(
                 f"A function of the method uses {node.op}, which no seed controls, so a run could "

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from tff_suite import compat
+from tff_suite import compat, graph_defs
 
 # The internals by which `tf.function` calls graphs.
 from tff_suite.compat import atomic_function, cancellation, context, execute
@@ -95,9 +95,9 @@ def is_straight(function: Any) -> bool:
 
     `ONE_THREAD` can wait for ever if two threads call a function that is not inlined.
     """
-    calls = function.graph.as_graph_def().library.function
-    jumps = any(node.op in _LOOPS | _BRANCHES for node in _nodes(function))
-    return not jumps and not any(called.attr["_noinline"].b for called in calls)
+    graph = function.graph.as_graph_def()
+    jumps = any(node.op in _LOOPS | _BRANCHES for node in graph_defs.nodes(graph))
+    return not jumps and not any(f.attr["_noinline"].b for f in graph.library.function)
 
 
 def runs_in_one_thread(function: Any) -> bool:
@@ -110,14 +110,8 @@ def runs_in_one_thread(function: Any) -> bool:
     """
     return not any(
         node.op in _BRANCHES or node.attr["_lower_using_switch_merge"].b
-        for node in _nodes(function)
+        for node in graph_defs.nodes(function.graph.as_graph_def())
     )
-
-
-def _nodes(function):
-    """Returns the operations of a concrete function and of the functions that it calls."""
-    graph = function.graph.as_graph_def()
-    return itertools.chain(graph.node, *(f.node_def for f in graph.library.function))
 
 
 @functools.cache

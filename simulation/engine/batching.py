@@ -23,7 +23,7 @@ from tasks.layers import vectorizable
 from tff_algos import client
 from tff_algos.client_data import Batch, ClientData, Gathered, arrays
 from tff_algos.model import Model
-from tff_suite import memory
+from tff_suite import graph_defs, memory
 
 MAX_BLOCKS = 8
 
@@ -465,6 +465,5 @@ def has_convolution(model: Model) -> bool:
         return model.forward(weights, batch, True, tf.zeros([2], tf.int32)).objective
 
     traced = tf.function(forward, autograph=False).get_concrete_function(*specs)
-    graph = traced.graph.as_graph_def()
-    bodies = [graph.node, *(f.node_def for f in graph.library.function)]
-    return any(node.op.startswith(("Conv", "DepthwiseConv")) for body in bodies for node in body)
+    nodes = graph_defs.nodes(traced.graph.as_graph_def())
+    return any(node.op.startswith(("Conv", "DepthwiseConv")) for node in nodes)

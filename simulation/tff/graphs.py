@@ -16,6 +16,7 @@ from tensorflow_federated.proto.v0 import computation_pb2
 from simulation.device import eager_tensors, graph_calls
 from simulation.tff.values import ARRAYS
 from tff_algos.method import APPEND_ROWS
+from tff_suite import graph_defs
 from tff_suite.compat import (
     atomic_function,
     context,  # The eager context, in which functions are registered.
@@ -99,8 +100,7 @@ def _make_resources_anonymous(graph_def):
     Raises:
       NotImplementedError: If the graph has another kind of resource, which executions would share.
     """
-    bodies = [graph_def.node] + [f.node_def for f in graph_def.library.function]
-    for node in (node for body in bodies for node in body):
+    for node in graph_defs.nodes(graph_def):
         if "shared_name" not in node.attr:
             continue
         if node.op == "VarHandleOp":

@@ -198,7 +198,7 @@ def test_large_states_are_written_in_large_pages(tmp_path, numbers_of_a_state, p
     states = client_states.ClientStates(path, initial, 1)
     states.go_on_from(0)
     for r in (1, 2):
-        states.write({c: initial + r for c in "ab"}, r)
+        states.write(dict.fromkeys("ab", initial + r), r)
         states.commit(r)
         states.forget_before(r)
     states.close()
