@@ -119,7 +119,8 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
     _refuse_twins(runs)
     table = points.pivot(index="round_num", columns=["method", "seed"], values="value")
     labels = list(dict.fromkeys(run_folders.labels(runs)))
-    diverged, begun = _diverged(runs), _seeds(runs)
+    begun = _by_name(runs)
+    diverged = {name for name, run in begun.items() if run.diverged}
     found, lacking = [], []
     for reference, label in itertools.combinations(labels, 2):
         common, known = (
@@ -146,16 +147,12 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
     return [one._replace(p=p) for one, p in zip(found, corrected, strict=True)]
 
 
-def _seeds(runs: Sequence[run_folders.RunFolder]) -> set[tuple[str, int]]:
-    """Returns the label and the seed of each run."""
-    named = zip(runs, run_folders.labels(runs), strict=True)
-    return {(label, run.flags["seed"]) for run, label in named}
-
-
-def _diverged(runs: Sequence[run_folders.RunFolder]) -> set[tuple[str, int]]:
-    """Returns the label and the seed of each run that diverged."""
-    named = zip(runs, run_folders.labels(runs), strict=True)
-    return {(label, run.flags["seed"]) for run, label in named if run.diverged}
+def _by_name(
+    runs: Sequence[run_folders.RunFolder],
+) -> dict[tuple[str, int], run_folders.RunFolder]:
+    """Returns (label, seed) → run."""
+    labels = run_folders.labels(runs)
+    return {(label, run.flags["seed"]): run for run, label in zip(runs, labels, strict=True)}
 
 
 def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
@@ -333,9 +330,9 @@ def _tables(folders: Sequence[str]) -> list[comparison.Comparison]:
 def _last(points: pd.DataFrame, runs: Sequence[run_folders.RunFolder]) -> pd.DataFrame:
     """Returns the last point of each run, with `diverged` as a further column."""
     last = points.loc[points.groupby(["method", "seed"], sort=False).round_num.idxmax()]
-    known = _diverged(runs)
+    named = _by_name(runs)
     names = zip(last.method, last.seed, strict=True)
-    return last.assign(diverged=[name in known for name in names])
+    return last.assign(diverged=[named[name].diverged for name in names])
 
 
 def as_json(folders: Sequence[str], column: str | None) -> str:
