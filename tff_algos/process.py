@@ -305,16 +305,14 @@ def _computations(
             "and TFF's computations cannot hold that: write it with TensorFlow's operations, or "
             "run with runtime='per_client'."
         )
-    initial = tf.nest.map_structure(tf.convert_to_tensor, method.initialize())
-    state_type = tff.to_type(
-        tf.nest.map_structure(lambda t: tff.types.tensorflow_to_type((t.dtype, t.shape)), initial)
-    )
-    at_server = tff.FederatedType(state_type, tff.SERVER)
 
     @tff.tensorflow.computation
     def init():
         with purity.required(method.initialize):
             return method.initialize()
+
+    state_type = init.type_signature.result
+    at_server = tff.FederatedType(state_type, tff.SERVER)
 
     def initialize():
         return tff.federated_computation(lambda: tff.federated_eval(init, tff.SERVER))
@@ -351,13 +349,11 @@ def _computations(
 
         return tff.tensorflow.computation(weights_of, state_type)
 
-    def types_of(arrays):
-        return [tff.TensorType(w.dtype.as_numpy_dtype, w.shape) for w in arrays]
-
+    fixed = map(tf.convert_to_tensor, model.frozen_weights)
     weights_type = tff.to_type(
         tff.learning.models.ModelWeights(
-            types_of(map(tf.convert_to_tensor, initial.weights)),
-            types_of(map(tf.convert_to_tensor, model.frozen_weights)),
+            list(state_type["weights"]),
+            [tff.TensorType(w.dtype.as_numpy_dtype, w.shape) for w in fixed],
         )
     )
 
