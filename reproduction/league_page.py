@@ -177,17 +177,24 @@ def _page(
         f"{number} of {league_studies.STUDIES} studies on `{workload}`"
         for workload, number in ended.items()
     ]
+    ran = {r["method"] for r in records if (r["workload"], r["study"]) in problems}
+    names = ", ".join(map(_name, sorted(ran - {r["method"] for r in methods})))
+    told = f" Not in the tables of methods, as they lack a workload: {names}."
+    lacking = told if methods and names else ""
+    tested = {record["workload"] for record in finals if record["track"] == "tuned"}
+    # Where test data were used, if not yet everywhere.
+    only = _listed(sorted(tested)) if tested and tested != set(workloads) else ""
     yield from (
         "# League",
         "",
         "Every method of the suite under equal tuning. [The rules](RULES.md) were committed before "
         "the first run; this page is written by `python -m reproduction.league`.",
         "",
-        f"Done so far: {', '.join(done) or 'nothing'}, with {len(methods)} methods.",
+        f"Done so far: {', '.join(done) or 'nothing'}, with {len(methods)} methods.{lacking}",
         "",
         "## Which should I try first?",
         "",
-        *_advice(ranked, workloads, len(problems)),
+        *_advice(ranked, workloads, len(problems), only),
         "",
     )
     if ranked:
@@ -204,9 +211,9 @@ def _page(
             "",
             "*Area* is the area under a method's profile; 1 means that the method was the best in "
             "every study. *Improvement* is the probability of a lower validation loss than "
-            "FedAvg's in the same study. *Final* is the test metric over five fresh seeds, where "
-            "FedAvg's mean is 1. Intervals are at 95 %, by a bootstrap over studies or seeds; "
-            "with three studies they are coarse.",
+            "FedAvg's in the same study. *Final* is the test metric over five fresh seeds"
+            f"{only and f', so far only on {only}'}, where FedAvg's mean is 1. Intervals are at "
+            "95 %, by a bootstrap over studies or seeds; with three studies they are coarse.",
             "",
             *_table(ranked),
             "",
@@ -239,7 +246,7 @@ def _page(
 
 
 def _advice(
-    ranked: Sequence[Mapping[str, Any]], workloads: Sequence[str], studies: int
+    ranked: Sequence[Mapping[str, Any]], workloads: Sequence[str], studies: int, only: str = ""
 ) -> list[str]:
     if not workloads or studies < league_studies.STUDIES * len(workloads):
         return [
@@ -250,7 +257,7 @@ def _advice(
     if baseline is None:
         return ["No answer yet: FedAvg's studies are not done."]
     ahead = [record for record in ranked if better(record, baseline)]
-    where = " and ".join(f"`{name}`" for name in workloads)
+    where = _listed(workloads)
     if not ahead:
         told = [
             f"On {where} no method is ahead of tuned FedAvg beyond both intervals, in validation "
@@ -260,7 +267,7 @@ def _advice(
             ("rounds to the target alone", [r for r in ranked if _is_faster(r, baseline)]),
             ("validation loss alone", [r for r in ranked if _is_surer(r)]),
             (
-                "the final test metric, over fresh seeds",
+                f"the final test metric, over fresh seeds{only and f' on {only}'}",
                 [r for r in ranked if _ends_higher(r, baseline)],
             ),
         ):
@@ -296,6 +303,10 @@ def _by_chance(methods: int, studies: int) -> str:
         f"studies with probability 1/{2**studies}: of {methods} such methods, "
         f"{methods / 2**studies:.2g} on average."
     )
+
+
+def _listed(workloads: Sequence[str]) -> str:
+    return " and ".join(f"`{name}`" for name in workloads)
 
 
 def _name(method: str) -> str:
@@ -340,7 +351,7 @@ def _finals(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             own = [record for record in some if record["method"] == method]
             columns = [np.array([record[name] for record in own]) for name in names]
             cells = [
-                f"{values.mean():.4f} ± {values.std(ddof=1) if len(own) > 1 else 0:.4f}"
+                f"{values.mean():.4f}" + (f" ± {values.std(ddof=1):.4f}" if len(own) > 1 else "")
                 for values in columns
             ]
             line = f"| {_name(method)} | {' | '.join(cells)} | {len(own)} |"

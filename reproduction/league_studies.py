@@ -331,7 +331,10 @@ def costs_of(
 
 
 def finals_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
-    """Returns a record for each final run that has ended.
+    """Returns a record for each final run, of tracks whose runs have all ended.
+
+    So a track that is under way does not change what the others say, and no mean is over fewer
+    seeds than the rules ask for. Diverged runs have ended, but have no record.
 
     Args:
       folder: The league's folder.
@@ -353,21 +356,20 @@ def finals_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
                 except ReproduceError:
                     continue  # Its searches have not ended.
             points = {row: setup.points(row) for row in setup.rows}
-            for run in items.planned_runs(setup, setup.rows, points, setup.seeds, root=root):
-                if (run.folder / outputs.DIVERGED).exists() or not run.read().summary:
-                    continue
-                values = {
-                    column["name"]: results.column_value(run, column) for column in setup.columns
+            planned = items.planned_runs(setup, setup.rows, points, setup.seeds, root=root)
+            ended = [run for run in planned if not (run.folder / outputs.DIVERGED).exists()]
+            if not all(run.read().summary for run in ended):
+                continue
+            found += [
+                {
+                    "workload": item.name.removesuffix("_final"),
+                    "track": setup.name,
+                    "method": run.row,
+                    "seed": run.seed,
+                    **{c["name"]: results.column_value(run, c) for c in setup.columns},
                 }
-                found.append(
-                    {
-                        "workload": item.name.removesuffix("_final"),
-                        "track": setup.name,
-                        "method": run.row,
-                        "seed": run.seed,
-                        **values,
-                    }
-                )
+                for run in ended
+            ]
     return found
 
 

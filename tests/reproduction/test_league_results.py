@@ -242,6 +242,67 @@ def test_methods_that_end_above_the_baseline_on_test_data_are_named():
     assert told((0.6, 0.61, 0.4)) == [], "the intervals overlap"
 
 
+_FINAL = """
+title = "toy; test data"
+rounds = 4
+seeds = [11, 12]
+columns = [{ name = "accuracy", metric = "eval/accuracy" }]
+[rows]
+fedavg = "a.flags --algorithm=fedavg --client_learning_rate=0.1"
+fedsam = "a.flags --algorithm=fedsam --client_learning_rate=0.1"
+[setups.untuned]
+title = "toy; as published"
+"""
+
+
+def test_final_runs_count_once_all_of_a_track_have_ended(folder, tmp_path):
+    (folder / "toy_final.toml").write_text(_FINAL)
+    root = str(tmp_path / "results")
+    (setup,) = next(
+        i for i in items.own_items(str(folder)) if "untuned" in i.setups
+    ).setups.values()
+    points = {row: setup.points(row) for row in setup.rows}
+    runs = items.planned_runs(setup, setup.rows, points, setup.seeds, root=root)
+    for number, run in enumerate(runs):
+        assert league_studies.finals_of(folder, root) == []
+        run.folder.mkdir(parents=True)
+        (run.folder / "metrics.csv").write_text("round_num\n4\n")
+        flags = dict(run.request().in_force)
+        (run.folder / "hparams.json").write_text(json.dumps({"flags": flags}))
+        if number:
+            final = {"eval/accuracy": number / 10}
+            content = {"rounds": 4, "mean_round_seconds": 1.0, "final": final}
+            (run.folder / "summary.json").write_text(json.dumps(content))
+        else:
+            (run.folder / outputs.DIVERGED).write_text('{"reason": "x"}')
+    found = league_studies.finals_of(folder, root)
+    assert [(r["method"], r["seed"], r["accuracy"]) for r in found] == [
+        (run.row, run.seed, number / 10) for number, run in enumerate(runs) if number
+    ]
+    # The diverged run leaves one seed, which has no spread.
+    lines = list(league_page._finals(found))
+    assert any(line.startswith("| FedAvg | 0.1000 | 1 |") for line in lines), lines
+
+
+def test_what_holds_for_a_part_of_the_workloads_says_so():
+    whole, studies = _league(2.0)
+    of_v = [_record("v", s, m, 10) for s in ("study1", "study2", "study3") for m in ("fedavg",)]
+    of_v += [_record("v", r["study"], "scaffold", 10) for r in whole[::2]]
+    finals = [
+        {"workload": "w", "track": "tuned", "method": m, "seed": s, "accuracy": v}
+        for m, v in (("fedavg", 0.5), ("fedsam", 0.6))
+        for s in (11, 12)
+    ]
+    records = [*whole, *of_v]
+    methods = league_page.summary(records, studies, finals)
+    page = "\n".join(league_page._page(records, methods, methods, finals))
+    assert "Not in the tables of methods, as they lack a workload: FedSAM, SCAFFOLD." in page
+    assert "over five fresh seeds, so far only on `w`, where" in page
+    methods = league_page.summary(whole, studies, finals)
+    page = "\n".join(league_page._page(whole, methods, methods, finals))
+    assert "lack a workload" not in page and "so far only" not in page
+
+
 def test_final_scores_count_methods_with_all_seeds_of_the_baseline():
     def final(method, seed, value, track="tuned"):
         known = {"workload": "w", "track": track, "method": method, "seed": seed}
