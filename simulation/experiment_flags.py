@@ -287,11 +287,22 @@ def _spec_of(task: Task) -> tasks.TaskSpec:
     )
 
 
+# All registered methods and tasks, and the parser of their flags. A sweep parses the flags of some
+# thousand runs, and to make the parser would take half of that time.
+_latest: tuple[list[Any], run_parser.RunParser | None] = ([], None)
+
+
 def _parser_for(arguments: Sequence[str]) -> run_parser.RunParser:
     """Returns the parser of a run's flags, with those of the modules that `--import` names."""
+    global _latest
     # The modules' own flags are known only after the import.
     imports.modules_of_ones_own(parser.values_of("import", arguments))
-    return run_parser.RunParser(run_parser.flag_owners())
+    specs = [*map(tff_algos.get, tff_algos.names()), *map(tasks.get, tasks.names())]
+    known, reader = _latest
+    if reader is None or list(map(id, specs)) != list(map(id, known)):
+        reader = run_parser.RunParser(run_parser.flag_owners())
+        _latest = specs, reader
+    return reader
 
 
 def _resolve(given: Settings, modules: Sequence[str], method_spec: Any, task_spec: Any) -> Request:

@@ -54,6 +54,16 @@ def test_settings_go_where_they_belong():
     assert request.task["num_clients"] == 7 and request.task["generator"] == "leaf"
 
 
+def test_flags_are_those_of_the_methods_that_are_registered_now(monkeypatch):
+    parse()
+    fedavg = tff_algos.get("fedavg")
+    for name in ("first", "second"):
+        spec = dataclasses.replace(fedavg, name="own", hparams=(Hparam(name, 1, "", "test"),))
+        monkeypatch.setitem(tff_algos.registry._SPECS, "own", spec)
+        assert parse(f"--own_{name}=2", base=_of("own")).method == {name: 2}
+    assert "Unknown flag --own_first" in error("--own_first=2", base=_of("own"))
+
+
 def test_in_force_has_every_setting_that_matters_and_no_other():
     request = parse("--client_optimizer=sgdm", "--fedopt_variant=algorithm2")
     want = {h.name for h in run_hparams.RUN_HPARAMS} - run_hparams.ACTIONS
