@@ -118,8 +118,8 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
     points = run_folders.curve(runs, column)
     _refuse_twins(runs)
     table = points.pivot(index="round_num", columns=["method", "seed"], values="value")
-    labels = list(dict.fromkeys(run_folders.labels(runs)))
     begun = _by_name(runs)
+    labels = list(dict.fromkeys(label for label, _ in begun))
     diverged = {name for name, run in begun.items() if run.diverged}
     found, lacking = [], []
     for reference, label in itertools.combinations(labels, 2):

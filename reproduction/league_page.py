@@ -178,9 +178,11 @@ def _page(
         for workload, number in ended.items()
     ]
     ran = {r["method"] for r in records if (r["workload"], r["study"]) in problems}
-    names = ", ".join(map(_name, sorted(ran - {r["method"] for r in methods})))
-    told = f" Not in the tables of methods, as they lack a workload: {names}."
-    lacking = told if methods and names else ""
+    elsewhere = sorted(ran - {r["method"] for r in methods}) if methods else []
+    lacking = ""
+    if elsewhere:
+        names = ", ".join(map(_name, elsewhere))
+        lacking = f" Not in the tables of methods, as they lack a workload: {names}."
     tested = {record["workload"] for record in finals if record["track"] == "tuned"}
     # Where test data were used, if not yet everywhere.
     only = _listed(sorted(tested)) if tested and tested != set(workloads) else ""

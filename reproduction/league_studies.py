@@ -357,9 +357,9 @@ def finals_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
                     continue  # Its searches have not ended.
             points = {row: setup.points(row) for row in setup.rows}
             planned = items.planned_runs(setup, setup.rows, points, setup.seeds, root=root)
-            ended = [run for run in planned if not (run.folder / outputs.DIVERGED).exists()]
-            if not all(run.read().summary for run in ended):
-                continue
+            sound = [run for run in planned if not (run.folder / outputs.DIVERGED).exists()]
+            if not all(run.read().summary for run in sound):
+                continue  # Some have not ended.
             found += [
                 {
                     "workload": item.name.removesuffix("_final"),
@@ -368,7 +368,7 @@ def finals_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
                     "seed": run.seed,
                     **{c["name"]: results.column_value(run, c) for c in setup.columns},
                 }
-                for run in ended
+                for run in sound
             ]
     return found
 

@@ -287,8 +287,8 @@ def _spec_of(task: Task) -> tasks.TaskSpec:
     )
 
 
-# All registered methods and tasks, and the parser of their flags. A sweep parses the flags of some
-# thousand runs, and to make the parser would take half of that time.
+# All registered methods and tasks, and the parser of their flags. It is made once, since a sweep
+# parses the flags of some thousand runs.
 _latest: tuple[list[Any], run_parser.RunParser | None] = ([], None)
 
 

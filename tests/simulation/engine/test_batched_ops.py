@@ -9,6 +9,7 @@ import tensorflow as tf
 from simulation.engine import batched_ops
 from simulation.engine.batched_ops import NotVectorizable
 from tff_algos import random
+from tff_suite import graph_defs
 
 CLIENTS = 3
 
@@ -45,9 +46,7 @@ def one_by_one(fn, *stacked):
 
 def operations(graph):
     """Types of all operations of a graph and the functions it calls."""
-    graph_def = graph.as_graph_def()
-    bodies = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
-    return [node.op for body in bodies for node in body]
+    return [node.op for node in graph_defs.nodes(graph.as_graph_def())]
 
 
 def assert_same(fn, *stacked, rtol=2e-5, loops=0, **options):
@@ -212,15 +211,10 @@ def test_loop_that_fills_and_reads_lists_stays_one_loop():
 
     assert_same(run, normal(4, 2), loops=1)
     _, graph = at_once(run, normal(4, 2))
-    graph_def = graph.as_graph_def()
-    nodes = [n for body in (graph_def, *graph_def.library.function) for n in _nodes(body)]
+    nodes = graph_defs.nodes(graph.as_graph_def())
     lists = [n for n in nodes if n.op.startswith("TensorList")]
     assert len(lists) > 3
     assert all(n.attr["element_dtype"].type != tf.variant.as_datatype_enum for n in lists)
-
-
-def _nodes(body):
-    return body.node if hasattr(body, "node") else body.node_def
 
 
 def test_loop_that_clients_leave_one_after_the_other():

@@ -22,6 +22,7 @@ from simulation.records import checkpoints
 from tasks.models import losses
 from tests.tff_algos import cases, shared, toy
 from tff_algos import registry
+from tff_suite import graph_defs
 
 METHODS = [n for n in cases.OWN if not registry.get(n).staged]
 RATES = {"client_learning_rate": 0.1, "server_learning_rate": 1.0}
@@ -178,10 +179,8 @@ def small_cnn():
 
 def while_loops(graph):
     """Names of the functions that loops of a graph, and of the functions it calls, run."""
-    graph_def = graph.as_graph_def()
-    bodies = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
-    kinds = ("StatelessWhile", "While")
-    return [node.attr["body"].func.name for body in bodies for node in body if node.op in kinds]
+    nodes, kinds = graph_defs.nodes(graph.as_graph_def()), ("StatelessWhile", "While")
+    return [node.attr["body"].func.name for node in nodes if node.op in kinds]
 
 
 @pytest.mark.long
