@@ -86,6 +86,20 @@ def best(
     return Best(point, runs, sum(losses) / len(losses), list(tried.values()))
 
 
+def _tried(setup: Setup, row: str, root: str, data_dir: str | None) -> list[PlannedRun]:
+    """Returns the runs of a row's points, in each folder that they may have."""
+    points, seeds = {row: setup.points(row)}, setup.selection.get("seeds", setup.seeds)
+    steps = search.rungs_of(setup, row) if setup.search else [None]
+    planned = [
+        run
+        for rounds in steps
+        for run in planned_runs.planned_runs(
+            setup, [row], points, seeds, root=root, data_dir=data_dir, max_rounds=rounds
+        )
+    ]
+    return list({run.folder: run for run in planned}.values())
+
+
 def settled(
     setup: Setup,
     rows: Sequence[str],
@@ -113,13 +127,16 @@ def settled(
       ReproduceError: If the searches of a row are unfinished.
     """
     sources = list(item_files.read_item(setup.home / f"{setup.points_of}.toml").setups.values())
-    for source in sources:
-        # All rows at once, since `place` may take a process each time.
-        points = {row: source.points(row) for row in rows if row in source.rows}
-        seeds = source.selection.get("seeds", source.seeds)
-        place(
-            planned_runs.planned_runs(source, points, points, seeds, root=root, data_dir=data_dir)
-        )
+    # Whatever the searches will ask for, at once, since `place` may take a process each time.
+    place(
+        [
+            run
+            for source in sources
+            for row in rows
+            if row in source.rows
+            for run in _tried(source, row, root, data_dir)
+        ]
+    )
     found = {}
     for row in rows:
         every = [

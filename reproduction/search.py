@@ -197,8 +197,7 @@ def cautions(setup: Setup, runs: Sequence[PlannedRun]) -> list[str]:
             continue
         every, whole, steps = settings["rounds_per_eval"], run.rounds, [run.rounds]
         if setup.search:
-            given = setup.search.get("rounds")
-            steps = rungs(number, whole, setup.search.get("factor", 3), given)
+            steps = rungs_of(setup, run.row)
         for rounds in steps:
             window = rounds
             if rounds == whole:
@@ -236,6 +235,13 @@ class Grids(Protocol):
         """As of `Setup`."""
 
 
+def rungs_of(setup: Grids, row: str) -> list[int]:
+    """Returns the rounds at which a row's search compares its points; see `rungs`."""
+    rounds = setup.rows[row].settings.get("total_rounds", setup.rounds)
+    factor = setup.search.get("factor", 3)
+    return rungs(len(setup.points(row)), rounds, factor, setup.search.get("rounds"))
+
+
 def search(
     setup: Grids,
     rows: Sequence[str],
@@ -260,10 +266,8 @@ def search(
     """
     factor, budget = setup.search.get("factor", 3), setup.search.get("budget")
     left = {row: setup.points(row) for row in rows}
-    whole = {row: setup.rows[row].settings.get("total_rounds", setup.rounds) for row in rows}
-    steps = {
-        row: rungs(len(left[row]), whole[row], factor, setup.search.get("rounds")) for row in rows
-    }
+    steps = {row: rungs_of(setup, row) for row in rows}
+    whole = {row: steps[row][-1] for row in rows}
     anew = set()
     for row in rows:
         of_first = functools.partial(plan, {row: left[row][:1]})
@@ -367,10 +371,10 @@ def planned_share(setup: Setup, row: str) -> float:
     number = len(setup.points(row))
     if not setup.search or number < 2:
         return 1.0
-    whole = setup.rows[row].settings.get("total_rounds", setup.rounds)
-    factor = setup.search.get("factor", 3)
+    steps, factor = rungs_of(setup, row), setup.search.get("factor", 3)
+    whole = steps[-1]
     counts, left = [], number
-    for rounds in rungs(number, whole, factor, setup.search.get("rounds")):
+    for rounds in steps:
         counts.append((rounds, left))
         left = max(1, left // factor)
     point, seed = setup.points(row)[:1], setup.seeds[:1]

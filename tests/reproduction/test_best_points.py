@@ -91,7 +91,7 @@ def test_each_row_runs_at_its_best_point_of_all_set_ups(home, tmp_path):
         return runs
 
     setup, told = best_points.settled(of["final"], list(of["final"].rows), root, print, place)
-    assert list(map(len, filter(None, new))) == [4, 4], "one comparison per set-up is enough"
+    assert list(map(len, filter(None, new))) == [8], "one comparison of all runs is enough"
     assert setup.points("fedavg") == [{"client_learning_rate": 0.1}]
     assert setup.points("fedprox") == [{"client_learning_rate": 0.2, "fedprox_mu": 0.5}]
     assert told == [
@@ -105,6 +105,25 @@ def test_each_row_runs_at_its_best_point_of_all_set_ups(home, tmp_path):
     assert [a.run["seed"] for a in asked] == [11, 12] * 2
     assert all(a.run["evaluate_test"] for a in asked)
     assert [a.in_force["client_learning_rate"] for a in asked] == [0.1, 0.1, 0.2, 0.2]
+
+
+def test_runs_that_start_anew_at_each_rung_are_compared_at_once(home, tmp_path):
+    search_of = 'title = "t"\nsearch = { factor = 2, rounds = 20, restart = true }'
+    text = SWEEP.replace("rounds = 4", "rounds = 40")
+    text = text.replace('title = "t"', search_of).replace(", fedprox_mu = [0.5]", "")
+    other = "--algorithm=fedda_adam --server_learning_rate=1"
+    (home / "sweep.toml").write_text(text.replace("--algorithm=fedprox", other))
+    of, asked = setups(home), []
+
+    def place(runs):
+        asked.append({run.folder for run in runs})
+        return runs
+
+    with pytest.raises(ReproduceError, match="unfinished"):
+        best_points.settled(of["final"], ["fedprox"], str(tmp_path), print, place)
+    first, *later = asked
+    assert len(first) == 2 * 2 * 2, "two set-ups, two points, two rungs"
+    assert set.union(*later) <= first
 
 
 def test_a_row_that_diverged_everywhere_is_left_out_with_a_line(home, tmp_path):
