@@ -612,7 +612,7 @@ class Experiment:
                         cohort_of_round=cohort_of_round,
                         client_states=client_states,
                         evaluate=lambda w, state: self._own(
-                            measured(w, state, client_states).columns, w, caller, told
+                            measured(w, state, client_states).columns, w, caller
                         ),
                         compare=self._comparison(measured),
                         should_stop=lambda: stop.signal is not None or self._late(started),
@@ -626,7 +626,7 @@ class Experiment:
                     caller.say(f"Stopped by {stop.signal.name}. {self._how_to_resume(round_num)}")
                     return Outcome(folder.path, self._all_weights(weights), stop.signal)
                 final = measured(weights, state, client_states, final=True)
-                self._own(final.columns, weights, caller, told)
+                self._own(final.columns, weights, caller)
                 if round_num == settings["total_rounds"]:
                     rows = metrics_csv.read_csv(folder.file("metrics.csv"))[1]
                     loop.check_last(final.columns, loop.loss_bounds(rows), cure)
@@ -679,21 +679,20 @@ class Experiment:
             task=self._task,
         )
 
-    def _own(self, columns, trained, caller, told):
-        """Adds the columns of the caller's evaluators."""
+    def _own(self, columns, trained, caller):
+        """Adds the columns of the caller's evaluators.
+
+        What one raises ends the run before the round is recorded. A resumed run does the round
+        again, so that no value is missing.
+        """
         for name, function in caller.evaluators.items():
-            try:
-                value = function(self._all_weights(trained))
-                is_number = isinstance(value, SupportsFloat) and not isinstance(value, str)
-                if not is_number or np.ndim(value) or np.iscomplexobj(value):
-                    raise RunError(
-                        f"The evaluator {name!r} must return a number, found a "
-                        f"{type(value).__name__}."
-                    )
-                columns[f"eval/{name}"] = float(value)
-            except Exception as e:  # As with a callback's error, the round is recorded first.
-                told.failure = told.failure or e
-                break
+            value = function(self._all_weights(trained))
+            is_number = isinstance(value, SupportsFloat) and not isinstance(value, str)
+            if not is_number or np.ndim(value) or np.iscomplexobj(value):
+                raise RunError(
+                    f"The evaluator {name!r} must return a number, found a {type(value).__name__}."
+                )
+            columns[f"eval/{name}"] = float(value)
         return columns
 
     def _with_weights(self, state, weights):

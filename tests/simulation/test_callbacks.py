@@ -124,6 +124,27 @@ def test_an_evaluator_must_return_a_number(tmp_path, value):
         run(tmp_path, evaluators={"mine": lambda weights: value})
 
 
+@pytest.mark.parametrize("fails_at", [0, 2, 4], ids=["first", "middle", "last"])
+def test_rounds_that_an_evaluator_fails_to_measure_are_done_again(plain, tmp_path, fails_at):
+    rounds, broken = [0], [True]
+
+    def norm(weights):
+        if broken[0] and rounds[-1] == fails_at:
+            raise ZeroDivisionError("mine")
+        return float(sum(np.sum(w**2) for w in weights))
+
+    def follow(done):
+        rounds.append(done.number)
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run(tmp_path, callbacks=[follow], evaluators={"norm": norm})
+    broken[0] = False
+    again = run(tmp_path, callbacks=[follow], evaluators={"norm": norm})
+    assert again.rounds["eval/norm"].notna().tolist() == [True, False, True, False, True]
+    same = [c for c in plain.rounds if not c.startswith("time/")]
+    assert again.rounds[same].equals(plain.rounds[same])
+
+
 def test_what_callbacks_change_in_metrics_is_not_recorded(plain, tmp_path):
     class Changes(simulation.Callback):
         def at_evaluation(self, done):
