@@ -106,9 +106,25 @@ def _is_faster(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
     return record["area_rounds_low"] > baseline["area_rounds_high"]
 
 
-def _ends_higher(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool:
-    both = record["final_low"], baseline["final_high"]
-    return "" not in both and both[0] > both[1]
+def _ending_higher(
+    ranked: Sequence[Mapping[str, Any]], finals: Sequence[Mapping[str, Any]]
+) -> dict[str, float]:
+    """Returns the methods ahead of the baseline beyond both intervals in a workload's final metric.
+
+    Args:
+      ranked: Records of `summary`.
+      finals: From `league_studies.finals_of`, of one workload.
+
+    Returns:
+      Method → its metric, where the baseline's is 1, best first.
+    """
+    found = scaled_finals(finals)
+    if league_studies.BASELINE not in found:
+        return {}
+    ours = {record["method"] for record in ranked}
+    most = found[league_studies.BASELINE].high
+    ahead = {m: of.mean for m, of in found.items() if m in ours and of.low > most}
+    return dict(sorted(ahead.items(), key=lambda one: one[1], reverse=True))
 
 
 def write(
@@ -196,7 +212,7 @@ def _page(
         "",
         "## Which should I try first?",
         "",
-        *_advice(ranked, workloads, len(problems), only),
+        *_advice(ranked, workloads, len(problems), finals),
         "",
     )
     if ranked:
@@ -248,7 +264,10 @@ def _page(
 
 
 def _advice(
-    ranked: Sequence[Mapping[str, Any]], workloads: Sequence[str], studies: int, only: str = ""
+    ranked: Sequence[Mapping[str, Any]],
+    workloads: Sequence[str],
+    studies: int,
+    finals: Sequence[Mapping[str, Any]] = (),
 ) -> list[str]:
     if not workloads or studies < league_studies.STUDIES * len(workloads):
         return [
@@ -263,19 +282,17 @@ def _advice(
     if not ahead:
         told = [
             f"On {where} no method is ahead of tuned FedAvg beyond both intervals, in validation "
-            "loss and in rounds to the target. Try FedAvg first, and tune both its rates."
+            "loss and in rounds to the target."
         ]
         for what, some in (
-            ("rounds to the target alone", [r for r in ranked if _is_faster(r, baseline)]),
-            ("validation loss alone", [r for r in ranked if _is_surer(r)]),
-            (
-                f"the final test metric, over fresh seeds{only and f' on {only}'}",
-                [r for r in ranked if _ends_higher(r, baseline)],
-            ),
+            ("rounds to the target", [r for r in ranked if _is_faster(r, baseline)]),
+            ("validation loss", [r for r in ranked if _is_surer(r)]),
         ):
             if some:
                 names = ", ".join(_name(record["method"]) for record in some)
-                told.append(f"Ahead in {what}: {names}.")
+                told.append(f"Ahead in {what} alone: {names}.")
+        of_finals = _on_test_data(ranked, finals)
+        told += of_finals or ["Try FedAvg first, and tune both its rates."]
         if any(map(_is_surer, ranked)):
             told.append(_by_chance(len(ranked) - 1, studies))
         return told
@@ -296,6 +313,29 @@ def _advice(
     if len(workloads) == 1:
         told.append("One workload says little about another problem.")
     return told
+
+
+def _on_test_data(
+    ranked: Sequence[Mapping[str, Any]], finals: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Returns a line for each workload on which methods end above tuned FedAvg on test data."""
+    ahead, lines = [], []
+    for workload in dict.fromkeys(record["workload"] for record in finals):
+        some = [record for record in finals if record["workload"] == workload]
+        of_workload = _ending_higher(ranked, some)
+        ahead.append(of_workload.keys())
+        if of_workload:
+            metric = next(key for key in some[0] if key not in _KEYS)
+            shown = ", ".join(f"{_name(m)} ({of:.2f})" for m, of in of_workload.items())
+            lines.append(
+                f"Ahead on `{workload}` in the final test metric, {metric}, in units of FedAvg's: "
+                f"{shown}."
+            )
+    if lines and len(ahead) > 1:
+        always = [_name(r["method"]) for r in ranked if all(r["method"] in some for some in ahead)]
+        number = "both" if len(ahead) == 2 else f"all {len(ahead)}"
+        lines.append(f"Ahead there on {number}: {', '.join(always) or 'none'}.")
+    return lines
 
 
 def _by_chance(methods: int, studies: int) -> str:

@@ -217,7 +217,9 @@ def test_a_claim_needs_both_intervals(loss, is_better):
     assert league_page.better(methods["fedsam"], methods["fedavg"]) == is_better
     told, *rest = league_page._advice(list(methods.values()), ["w"], 3)
     assert ("ahead of tuned FedAvg, in validation loss" in told) == is_better
-    assert (rest == ["Ahead in rounds to the target alone: FedSAM."]) == (not is_better)
+    alone = ["Ahead in rounds to the target alone: FedSAM."]
+    alone.append("Try FedAvg first, and tune both its rates.")
+    assert (rest == alone) == (not is_better)
     # One in eight wins three studies by chance, and its interval from 1 to 1 does not show it.
     chance = "in all 3 studies with probability 1/8: of 1 such methods, 0.12 on average."
     assert any(chance in line for line in [told, *rest]) == is_better
@@ -228,18 +230,24 @@ def test_a_claim_needs_both_intervals(loss, is_better):
 def test_methods_that_end_above_the_baseline_on_test_data_are_named():
     records, studies = _league(2.0)
 
-    def final(method, seed, value):
-        known = {"workload": "w", "track": "tuned", "method": method, "seed": seed}
-        return {**known, "accuracy": value, "worst tenth": 0.0}
-
-    def told(own):
-        values = {"fedavg": (0.5, 0.51, 0.49), "fedsam": own}
-        finals = [final(m, k, v) for m, some in values.items() for k, v in enumerate(some)]
+    def told(*of_workloads):
+        finals = [
+            {"workload": w, "track": "tuned", "method": m, "seed": k, "accuracy": v, "spread": 0.0}
+            for w, own in zip("wv", of_workloads, strict=False)
+            for m, some in (("fedavg", (0.5, 0.51, 0.49)), ("fedsam", own))
+            for k, v in enumerate(some)
+        ]
         methods = league_page.summary(records, studies, finals)
-        return league_page._advice(methods, ["w"], 3)[2:]
+        return league_page._advice(methods, ["w"], 3, finals)[2:]
 
-    assert told((0.6, 0.61, 0.59)) == ["Ahead in the final test metric, over fresh seeds: FedSAM."]
-    assert told((0.6, 0.61, 0.4)) == [], "the intervals overlap"
+    ahead = "Ahead on `{}` in the final test metric, accuracy, in units of FedAvg's: FedSAM (1.20)."
+    first = ["Try FedAvg first, and tune both its rates."]
+    above, overlapping = (0.6, 0.61, 0.59), (0.6, 0.61, 0.4)
+    assert told(above) == [ahead.format("w")]
+    assert told(overlapping) == told(overlapping, overlapping) == first
+    assert told(above, overlapping) == [ahead.format("w"), "Ahead there on both: none."]
+    both = [ahead.format("w"), ahead.format("v"), "Ahead there on both: FedSAM."]
+    assert told(above, above) == both
 
 
 _FINAL = """
