@@ -291,11 +291,10 @@ def _advice(
             if some:
                 names = ", ".join(_name(record["method"]) for record in some)
                 told.append(f"Ahead in {what} alone: {names}.")
-        of_finals = _on_test_data(ranked, finals)
-        told += of_finals or ["Try FedAvg first, and tune both its rates."]
         if any(map(_is_surer, ranked)):
             told.append(_by_chance(len(ranked) - 1, studies))
-        return told
+        of_finals = _on_test_data(ranked, finals)
+        return told + (of_finals or ["Try FedAvg first, and tune both its rates."])
     names = ", ".join(_name(record["method"]) for record in ahead)
     told = [
         f"On {where} these are ahead of tuned FedAvg, in validation loss and in rounds to the "
@@ -318,24 +317,22 @@ def _advice(
 def _on_test_data(
     ranked: Sequence[Mapping[str, Any]], finals: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Returns a line for each workload on which methods end above tuned FedAvg on test data."""
-    ahead, lines = [], []
+    """Returns a table of the methods that end above tuned FedAvg on test data; empty if none do."""
+    ahead, rows = [], []
     for workload in dict.fromkeys(record["workload"] for record in finals):
         some = [record for record in finals if record["workload"] == workload]
         of_workload = _ending_higher(ranked, some)
         ahead.append(of_workload.keys())
-        if of_workload:
-            metric = next(key for key in some[0] if key not in _KEYS)
-            shown = ", ".join(f"{_name(m)} ({of:.2f})" for m, of in of_workload.items())
-            lines.append(
-                f"Ahead on `{workload}` in the final test metric, {metric}, in units of FedAvg's: "
-                f"{shown}."
-            )
-    if lines and len(ahead) > 1:
+        metric = next(key for key in some[0] if key not in _KEYS)
+        shown = [f"{_name(m)} ({of:.2f})" for m, of in of_workload.items()]
+        rows.append(f"| `{workload}` | {metric} | {', '.join(shown) or 'none'} |")
+    if not any(ahead):
+        return []
+    told = ["", "These end above FedAvg on test data, beyond both intervals; FedAvg's metric is 1."]
+    if len(ahead) > 1:
         always = [_name(r["method"]) for r in ranked if all(r["method"] in some for some in ahead)]
-        number = "both" if len(ahead) == 2 else f"all {len(ahead)}"
-        lines.append(f"Ahead there on {number}: {', '.join(always) or 'none'}.")
-    return lines
+        told.append(f"On all {len(ahead)} workloads: {', '.join(always) or 'none'}.")
+    return [*told, "", "| workload | metric | ahead |", "| --- | --- | --- |", *rows]
 
 
 def _by_chance(methods: int, studies: int) -> str:
