@@ -230,7 +230,7 @@ def test_a_claim_needs_both_intervals(loss, is_better):
 def test_methods_that_end_above_the_baseline_on_test_data_are_named():
     records, studies = _league(2.0)
 
-    def told(*of_workloads):
+    def told(*of_workloads, others=()):
         finals = [
             {"workload": w, "track": "tuned", "method": m, "seed": k, "accuracy": v, "spread": 0.0}
             for w, own in zip("wv", of_workloads, strict=False)
@@ -238,7 +238,7 @@ def test_methods_that_end_above_the_baseline_on_test_data_are_named():
             for k, v in enumerate(some)
         ]
         methods = league_page.summary(records, studies, finals)
-        return league_page._advice(methods, ["w"], 3, finals)[2:]
+        return league_page._advice(methods, ["w"], 3, [*finals, *others])[2:]
 
     first = ["Try FedAvg first, and tune both its rates."]
     above, overlapping = (0.6, 0.61, 0.59), (0.6, 0.61, 0.4)
@@ -247,9 +247,13 @@ def test_methods_that_end_above_the_baseline_on_test_data_are_named():
     assert on_w in told(above)
     one = told(above, overlapping)
     assert on_w in one and "| `v` | accuracy | none |" in one
-    assert "On all 2 workloads: none." in one
-    assert "On all 2 workloads: FedSAM." in told(above, above)
+    assert "On every workload: none." in one
+    assert "On every workload: FedSAM." in told(above, above)
     assert first[0] not in one
+    untuned = [
+        {"workload": "v", "track": "untuned", "method": "fedavg", "seed": 0, "accuracy": 0.5}
+    ]
+    assert told(above, others=untuned) == told(above)
 
 
 _FINAL = """

@@ -187,7 +187,9 @@ def while_loops(graph):
 def test_convolutions_with_dropout():
     process = tff_algos.build("fedavg", small_cnn(), **RATES)
     assert_same_rounds(process, [image_cohort([5, 9, 1]), image_cohort([2])], rtol=1e-4)
-    for of_blocks in graphs_of(process).traced.values():
+    traced = graphs_of(process).traced
+    assert traced
+    for of_blocks in traced.values():
         assert len(while_loops(of_blocks.graph)) == 1, "one loop, over steps, whatever the blocks"
 
 
