@@ -278,6 +278,7 @@ def _advice(
     if baseline is None:
         return ["No answer yet: FedAvg's studies are not done."]
     ahead = [record for record in ranked if better(record, baseline)]
+    of_finals = _on_test_data(ranked, finals)
     where = _listed(workloads)
     if not ahead:
         told = [
@@ -293,7 +294,6 @@ def _advice(
                 told.append(f"Ahead in {what} alone: {names}.")
         if any(map(_is_surer, ranked)):
             told.append(_by_chance(len(ranked) - 1, studies))
-        of_finals = _on_test_data(ranked, finals)
         return told + (of_finals or ["Try FedAvg first, and tune both its rates."])
     names = ", ".join(_name(record["method"]) for record in ahead)
     told = [
@@ -311,7 +311,7 @@ def _advice(
         told.append(f"Some cost more per round than FedAvg's 1 gradient and 2 vectors: {costs}.")
     if len(workloads) == 1:
         told.append("One workload says little about another problem.")
-    return told
+    return told + of_finals
 
 
 def _on_test_data(

@@ -256,6 +256,18 @@ def test_methods_that_end_above_the_baseline_on_test_data_are_named():
     assert told(above, others=untuned) == told(above)
 
 
+def test_a_claim_does_not_hide_the_table_of_test_data():
+    records, studies = _league(0.5)
+    finals = [
+        {"workload": "w", "track": "tuned", "method": m, "seed": k, "accuracy": v + k / 100}
+        for m, v in (("fedavg", 0.5), ("fedsam", 0.6))
+        for k in (1, 2, 3)
+    ]
+    told = league_page._advice(league_page.summary(records, studies, finals), ["w"], 3, finals)
+    assert told[0].endswith("beyond both intervals: FedSAM.")
+    assert told[-1] == "| `w` | accuracy | FedSAM (1.19) |"
+
+
 _FINAL = """
 title = "toy; test data"
 rounds = 4
