@@ -46,15 +46,17 @@ from typing import Any, NamedTuple
 from reproduction import items, results, score
 from reproduction.items import PAPERS, ReproduceError, Setup
 
-HOLDS, FAILS, INCONCLUSIVE = "holds", "does not", "inconclusive"
+HOLDS, FAILS, INCONCLUSIVE = "holds", "does not hold", "inconclusive"
 UNTESTED = "untested here"
 VERDICTS = (HOLDS, FAILS, INCONCLUSIVE, UNTESTED)
-# Truth of an expression → the verdict, and the text for stand-ins and partial runs, which do not
-# decide.
-_OUTCOMES = {
-    True: (HOLDS, "it holds"),
-    False: (FAILS, "it does not hold"),
-    None: (INCONCLUSIVE, "it is inconclusive"),
+# Truth of an expression → the verdict.
+_OUTCOMES = {True: HOLDS, False: FAILS, None: INCONCLUSIVE}
+# Verdict → what is said of one claim, and of several.
+_SAID = {
+    HOLDS: ("holds", "hold"),
+    FAILS: ("does not hold", "do not hold"),
+    INCONCLUSIVE: ("is inconclusive", "are inconclusive"),
+    UNTESTED: ("is untested", "are untested"),
 }
 # How many of a claim's comparisons its text shows.
 _SHOWN = 2
@@ -80,6 +82,7 @@ class Verdict(NamedTuple):
       read: The set-ups whose results were read, each with a recorded line.
       outcome: What the results at hand say, also where they decide nothing: one of the other
         verdicts; blank without results.
+      flaws: Why the results at hand decide nothing, e.g. `on a stand-in`; blank if they do.
     """
 
     claim: Mapping[str, str]
@@ -87,6 +90,14 @@ class Verdict(NamedTuple):
     shown: str
     read: Sequence[tuple[Setup, Mapping[str, str]]] = ()
     outcome: str = ""
+    flaws: str = ""
+
+    @property
+    def explained(self) -> str:
+        """`shown`, after the outcome if that is not the verdict."""
+        if not self.flaws:
+            return self.shown
+        return f"{self.flaws} it {_SAID[self.outcome][0]}:\n{self.shown}"
 
 
 class _Number(NamedTuple):
@@ -97,12 +108,14 @@ class _Number(NamedTuple):
       variance: Its squared standard error; 0 if unknown.
       told: The text that shows it.
       spread: For a number without a standard error, the difference to exceed; else 0.
+      column: The column of a recorded number.
     """
 
     value: float
     variance: float
     told: str
     spread: float = 0.0
+    column: str = ""
 
     def is_close_to(self, other: "_Number") -> bool:
         difference = abs(self.value - other.value)
@@ -113,7 +126,7 @@ class _Number(NamedTuple):
     def told_close_to(self, other: "_Number") -> str:
         spread = max(self.spread, other.spread)
         if math.isinf(spread):
-            return "one seed"
+            return "one seed, so undecided"
         return "within the spread over seeds" if spread else "within two standard errors"
 
 
@@ -142,7 +155,8 @@ class _Results:
         self._paper, self._default = paper, default
         self._tables = {}
         self.read: list[tuple[Setup, Mapping[str, str]]] = []
-        self.told: list[tuple[bool | None, str]] = []  # Comparisons: outcome and text.
+        # Comparisons: outcome, what the means alone say, and text.
+        self.told: list[tuple[bool | None, bool, str]] = []
 
     def _table(self, name: str) -> tuple[Setup, dict[tuple[str, str], Mapping[str, str]]]:
         if name not in self._tables:
@@ -169,12 +183,13 @@ class _Results:
         elsewhere = "" if name == self._default else f" of {name}"
         told = f"{results.short_name(row, setup)}{elsewhere} {_number(value)}"
         if deviation is not None:
-            return _Number(value, deviation**2 / len(record["seeds"].split()), told)
+            error = deviation**2 / len(record["seeds"].split())
+            return _Number(value, error, told, column=column)
         published = results.published(setup).get((setup.published_rows.get(row, row), column))
         if published and published["spread"]:
-            return _Number(value, score.deviation(published) ** 2, told)
+            return _Number(value, score.deviation(published) ** 2, told, column=column)
         others = (_deviation(r) for (_, c), r in table.items() if c == column)
-        return _Number(value, 0.0, told, _largest(others))
+        return _Number(value, 0.0, told, _largest(others), column)
 
     def _status(self, row, name):
         """Returns why a recorded row has no value; blank if it has one or is not recorded."""
@@ -227,8 +242,10 @@ class _Results:
         of_paper = ""
         if printed is not None and theirs:
             next_best = max(theirs, key=lambda r: sign * theirs[r])
-            of_paper = f" (paper: {_number(printed)}, {next_best} {_number(theirs[next_best])})"
-        return self._is_ahead(own, others.values(), sign, of_paper)
+            of_paper = (
+                f" (paper: {_number(printed)}, against {next_best} {_number(theirs[next_best])})"
+            )
+        return self._is_ahead(column, own, others.values(), sign, of_paper)
 
     def soonest(self, row, column, level):
         setup, _ = self._table(self._default)
@@ -237,19 +254,21 @@ class _Results:
         own = rounds.pop(row)
         if math.isinf(min(own.value, *(n.value for n in rounds.values()))):
             raise _NotThereError(f"no row reaches {_number(level)}")
-        return self._is_ahead(own, rounds.values(), -1, f" (rounds to {_number(level)})")
+        return self._is_ahead(f"rounds to {_number(level)}", own, rounds.values(), -1)
 
-    def _is_ahead(self, own: _Number, others: Any, sign: int, more: Any) -> bool | None:
+    def _is_ahead(
+        self, what: str, own: _Number, others: Any, sign: int, more: str = ""
+    ) -> bool | None:
         """Returns whether a number is above (`sign` 1) or below (-1) all others."""
         ordered = sorted(others, key=lambda n: -sign * n.value)
         close = [n for n in ordered if own.is_close_to(n)]
         ahead = _all(None if n in close else sign * own.value > sign * n.value for n in ordered)
-        told = f"{own.told}, {ordered[0].told}"
+        told = f"{what}: {own.told}, against {ordered[0].told}"
         if ahead is None:
             # The best of the close numbers need not be the best of all.
             other = "" if close[0] is ordered[0] else f" of {close[0].told}"
             told += f", {own.told_close_to(close[0])}{other}"
-        self.told.append((ahead, told + more))
+        self.told.append((ahead, sign * own.value > sign * ordered[0].value, told + more))
         return ahead
 
     def dominated(self, row, prefix, *columns):
@@ -262,7 +281,7 @@ class _Results:
         outcome = _any(better.values())
         by = next((r for r in found if outcome is not False and better[r] is outcome), "none")
         perhaps = ", within two standard errors" if outcome is None else ""
-        self.told.append((outcome, f"{row} by {by}{perhaps}"))
+        self.told.append((outcome, by != "none", f"{', '.join(columns)}: {row} by {by}{perhaps}"))
         return outcome
 
 
@@ -320,7 +339,8 @@ def _sum(left: _Number, right: _Number, sign: int = 1) -> _Number:
     value = left.value + sign * right.value
     told = f"{left.told} {'+' if sign > 0 else '-'} {right.told} = {_number(value)}"
     spread = max(left.spread, right.spread)
-    return _Number(value, left.variance + right.variance, told, spread)
+    column = left.column or right.column
+    return _Number(value, left.variance + right.variance, told, spread, column)
 
 
 def _evaluate(node: Any, data: _Results) -> Any:
@@ -356,7 +376,9 @@ def _evaluate(node: Any, data: _Results) -> Any:
             closes = [a.is_close_to(b) for _, a, b in pairs]
             outcome = _all(None if c else t for c, t in zip(closes, truths, strict=True))
             margins = dict.fromkeys(a.told_close_to(b) for _, a, b in pairs if a.is_close_to(b))
-            data.told.append((outcome, ", ".join([told, *margins])))
+            columns = ", ".join(dict.fromkeys(n.column for n in numbers if n.column))
+            told = f"{columns}: {told}" if columns else told
+            data.told.append((outcome, all(truths), ", ".join([told, *margins])))
             return outcome
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in (
             *("value", "first", "lowest", "dominated", "range", "soonest"),
@@ -397,9 +419,11 @@ def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
         raise ReproduceError(
             f"{claim['expression']!r} in claims.csv of {paper}: {error}."
         ) from None
-    verdict, found = _OUTCOMES[outcome]
-    # The deciding comparisons come first, e.g. the single false one of ten.
-    told = [text for _, text in sorted(data.told, key=lambda one: one[0] is not outcome)]
+    found = _OUTCOMES[outcome]
+    # The deciding comparisons come first, e.g. the single false one of ten. Of undecided ones,
+    # those that speak against the claim do.
+    ordered = sorted(data.told, key=lambda one: (one[0] is not outcome, one[1] and outcome is None))
+    told = [text for *_, text in ordered]
     more = [f"{len(told) - _SHOWN} more"] if len(told) > _SHOWN else []
     shown = "\n".join([*told[:_SHOWN], *more, *remark])
     flaws = []
@@ -407,10 +431,7 @@ def judge(paper: str, claim: Mapping[str, str]) -> Verdict:
         flaws.append("on a stand-in")
     if not all(score.is_whole(setup, record) for setup, record in data.read):
         flaws.append("on fewer rounds or seeds")
-    if flaws:
-        shown = f"{', '.join(flaws)} {found}:\n{shown}"
-        return Verdict(claim, UNTESTED, shown, data.read, verdict)
-    return Verdict(claim, verdict, shown, data.read, verdict)
+    return Verdict(claim, UNTESTED if flaws else found, shown, data.read, found, ", ".join(flaws))
 
 
 def of_paper(paper: str) -> list[Verdict]:
@@ -436,19 +457,25 @@ class MainClaim(NamedTuple):
     @property
     def verdict(self) -> str:
         """The verdict if all parts share it, else `in part` if any holds, else the worst one."""
-        verdicts = Counter(part.verdict for part in self.parts)
+        verdicts, total = Counter(part.verdict for part in self.parts), len(self.parts)
         if len(verdicts) > 1:
             whole = "in part" if verdicts[HOLDS] else next(v for v in VERDICTS if verdicts[v])
-            return f"{whole} ({_numbers(verdicts)})"
+            return f"{whole}: {_numbers(verdicts, total)}"
         (verdict,) = verdicts
-        outcomes = Counter(part.outcome for part in self.parts if part.outcome)
-        if verdict == UNTESTED and outcomes:
-            return f"{verdict} (stand-ins and partial runs: {_numbers(outcomes)})"
+        outcomes = Counter(part.outcome or UNTESTED for part in self.parts)
+        if verdict == UNTESTED and len(outcomes) > (UNTESTED in outcomes):
+            return f"{verdict}; with stand-ins or partial runs, {_numbers(outcomes, total)}"
         return verdict
 
 
-def _numbers(verdicts: Mapping[str, int]) -> str:
-    return ", ".join(f"{verdicts[v]} × {v}" for v in VERDICTS if verdicts[v])
+def _numbers(verdicts: Mapping[str, int], total: int) -> str:
+    """Returns how many of a main claim's parts have which verdict, as part of a sentence."""
+    told = []
+    for verdict, (one, several) in _SAID.items():
+        if number := verdicts[verdict]:
+            of = "" if told else f" of {total}"
+            told.append(f"{number}{of} {one if number == 1 else several}")
+    return ", ".join(told)
 
 
 def main_claim(paper: str) -> MainClaim:

@@ -365,7 +365,7 @@ def _claims(paper: str) -> str:
         runs = f" [runs]({path})" if (PAPERS / paper / path).exists() else ""
         is_untested = verdict.verdict == claims.UNTESTED
         stand_ins += is_untested and bool(verdict.outcome)
-        shown = f"{_lines(verdict.shown)}{runs}"
+        shown = f"{_lines(verdict.explained)}{runs}"
         (untested if is_untested else decided).append(
             [claim["claim"], claim["source"], f"*{verdict.verdict}*", shown]
         )
@@ -413,31 +413,28 @@ def _main_claims(names: Mapping[str, str]) -> str:
 def _main_claim(paper: str) -> dict[str, str]:
     """Returns heading → a paper's main claim, the verdict and what decides it."""
     main = claims.main_claim(paper)
-    data, seeds, number = {}, set(), ""
+    data, seeds = {}, set()
     for part in main.parts:
         for setup, record in part.read:
             what = ", ".join(record["data"].split(", ")[:2])
             data[what + ", stand-in" * bool(setup.stand_in)] = None
             seeds.add(len(record["seeds"].split()))
-        if part.read and not number:
-            # Of a result that decides nothing it stands after how it came out.
-            shown = (
-                part.shown.partition(":\n")[2] if part.verdict == claims.UNTESTED else part.shown
-            )
-            number = f"{part.read[0][1]['column']}: {shown.splitlines()[0]}"
     several = " to ".join(dict.fromkeys(map(str, (min(seeds), max(seeds))))) if seeds else ""
-    verdict = f"*{main.verdict}*" + "".join(
-        f"<br>{part.verdict}: {part.claim['claim']}"
-        for part in main.parts
-        if part.verdict != claims.UNTESTED
-    )
     return {
         "main claim": main.sentence,
-        "verdict": verdict,
+        "verdict": f"*{main.verdict}*",
         "data": "<br>".join(data),
         "seeds": several,
-        "the number behind it": number,
+        "numbers": "<br>".join(map(_part_of_main_claim, main.parts)),
     }
+
+
+def _part_of_main_claim(part: claims.Verdict) -> str:
+    """Returns a part of a main claim with its verdict and the comparison that decides it."""
+    if not part.read:
+        return f"*not run*: {part.claim['claim']}"
+    verdict = f"{part.outcome}, {part.flaws}" if part.flaws else part.verdict
+    return f"*{verdict}*: {part.claim['claim']}. {part.shown.splitlines()[0]}"
 
 
 def _counts_of_claims(paper: str) -> Counter:
@@ -537,7 +534,7 @@ def notes_page(paper: str, text: str) -> str:
       text: The current notes.
     """
     readings = _readings(all_items(paper))
-    heading = "## Readings that do not count\n\n" if readings else ""
+    heading = "## Other readings of the paper, not scored\n\n" if readings else ""
     return _replace(text, "readings", heading + readings)
 
 
@@ -606,22 +603,22 @@ def headline(text: str) -> str:
             [
                 [
                     "[Methods](docs/methods.md)",
-                    "Each is tested against a separate NumPy program that was written from its "
+                    "We test each method against an independent NumPy program written from its "
                     "paper.",
                 ],
                 [
                     "[Published numbers](papers/README.md#scoreboard)",
-                    f"The {len(papers)} papers' tables have {total.statuses.total():,}. "
-                    f"{agreed[1]} could be compared here, and **{agreed[0]} of {agreed[1]}** are "
-                    "reproduced. Without numbers that do not tell methods apart it is "
-                    f"{compared[0]} of {compared[1]}. The rest needs data or hours that were not "
-                    "available, or was run on a stand-in.",
+                    f"The {len(papers)} papers' tables have {total.statuses.total():,}. We could "
+                    f"compare {agreed[1]} and reproduced **{agreed[0]} of {agreed[1]}**. Some "
+                    "columns cannot distinguish methods; without them, we reproduced "
+                    f"{compared[0]} of {compared[1]}. The others were run on stand-ins, or need "
+                    "data or hours that we do not have.",
                 ],
                 [
                     "[Claims](papers/README.md#claims)",
-                    f"Of the papers' {found['claims']} claims {found[claims.HOLDS]} hold, "
-                    f"{found[claims.FAILS]} do not, {found[claims.INCONCLUSIVE]} are inconclusive "
-                    f"and {found[claims.UNTESTED]} are untested here.",
+                    f"The papers make {found['claims']} claims. Here, {found[claims.HOLDS]} hold, "
+                    f"{found[claims.FAILS]} do not hold, {found[claims.INCONCLUSIVE]} are "
+                    f"inconclusive and {found[claims.UNTESTED]} are untested.",
                 ],
                 ["[GPU](docs/gpu.md)", _on_gpus()],
             ],

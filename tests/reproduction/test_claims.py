@@ -172,7 +172,7 @@ def recomputed(paper, line):
         return "untested here"
     if any(missing) or not all(whole):
         return "untested here"
-    return "inconclusive" if holds is pd.NA else "holds" if holds else "does not"
+    return "inconclusive" if holds is pd.NA else "holds" if holds else "does not hold"
 
 
 @pytest.mark.parametrize("paper", PAPERS)
@@ -205,11 +205,11 @@ def test_dominated_means_below_in_every_column(monkeypatch):
         for column, value in zip(("avg", "std"), values, strict=True)
     ]
     monkeypatch.setattr(score, "recorded", lambda setup: lines)
-    assert judge('dominated("own", "one", "avg", "std")').shown == "own by one both"
+    assert judge('dominated("own", "one", "avg", "std")').shown == "avg, std: own by one both"
     monkeypatch.setattr(score, "recorded", lambda setup: lines[:-2])
     assert judge('dominated("own", "one", "avg", "std")').verdict == "inconclusive", "an equal one"
     monkeypatch.setattr(score, "recorded", lambda setup: lines[:-4])
-    assert judge('dominated("own", "one", "avg", "std")').verdict == "does not"
+    assert judge('dominated("own", "one", "avg", "std")').verdict == "does not hold"
 
 
 SETUP = next(iter(items.load_item("adafedadam", "table5").setups.values()))
@@ -240,36 +240,56 @@ def judge(expression):
 @pytest.mark.parametrize(
     ("expression", "verdict", "shown"),
     [
-        ('value("a", "avg") > value("b", "avg")', "holds", "a 3 > b 2"),
-        ('value("b", "avg") > value("a", "avg")', "does not", "b 2 <= a 3"),
-        ('value("a", "avg") - value("b", "avg") <= 0.8', "does not", "a 3 - b 2 = 1 > 0.8"),
-        ('value("b", "avg") < value("c", "avg") + -0.5', "holds", "b 2 < c 2.95 + -0.5 = 2.45"),
-        ('1 < value("b", "avg") < 3', "holds", "1 < b 2 < 3"),
-        ('1 < value("b", "avg") < 1.5', "does not", "1 < b 2 >= 1.5"),
+        ('value("a", "avg") > value("b", "avg")', "holds", "avg: a 3 > b 2"),
+        ('value("b", "avg") > value("a", "avg")', "does not hold", "avg: b 2 <= a 3"),
+        (
+            'value("a", "avg") - value("b", "avg") <= 0.8',
+            "does not hold",
+            "avg: a 3 - b 2 = 1 > 0.8",
+        ),
+        (
+            'value("b", "avg") < value("c", "avg") + -0.5',
+            "holds",
+            "avg: b 2 < c 2.95 + -0.5 = 2.45",
+        ),
+        ('1 < value("b", "avg") < 3', "holds", "avg: 1 < b 2 < 3"),
+        ('1 < value("b", "avg") < 1.5', "does not hold", "avg: 1 < b 2 >= 1.5"),
         (
             'value("c", "avg") < value("a", "avg")',
             "inconclusive",
-            "c 2.95 < a 3, within two standard errors",
+            "avg: c 2.95 < a 3, within two standard errors",
         ),
-        ('range("avg") > 0.8', "holds", "a 3 - b 2 = 1 > 0.8"),
-        ('first("a", "avg")', "inconclusive", "a 3, c 2.95, within two standard errors"),
-        ('first("c", "avg")', "inconclusive", "c 2.95, a 3, within two standard errors"),
-        ('first("b", "avg")', "does not", "b 2, a 3"),
-        ('lowest("b", "avg")', "holds", "b 2, c 2.95"),
-        ('not lowest("a", "avg")', "holds", "a 3, b 2"),
-        ('first("c", "avg", "a")', "holds", "c 2.95, b 2"),
-        ('lowest("c", "avg", "b")', "inconclusive", "c 2.95, a 3, within two standard errors"),
-        ('first("a", "avg") and first("b", "avg")', "does not", None),
+        ('range("avg") > 0.8', "holds", "avg: a 3 - b 2 = 1 > 0.8"),
+        (
+            'first("a", "avg")',
+            "inconclusive",
+            "avg: a 3, against c 2.95, within two standard errors",
+        ),
+        (
+            'first("c", "avg")',
+            "inconclusive",
+            "avg: c 2.95, against a 3, within two standard errors",
+        ),
+        ('first("b", "avg")', "does not hold", "avg: b 2, against a 3"),
+        ('lowest("b", "avg")', "holds", "avg: b 2, against c 2.95"),
+        ('not lowest("a", "avg")', "holds", "avg: a 3, against b 2"),
+        ('first("c", "avg", "a")', "holds", "avg: c 2.95, against b 2"),
+        (
+            'lowest("c", "avg", "b")',
+            "inconclusive",
+            "avg: c 2.95, against a 3, within two standard errors",
+        ),
+        ('first("a", "avg") and first("b", "avg")', "does not hold", None),
         ('first("a", "avg") or first("b", "avg")', "inconclusive", None),
         ('first("a", "avg") or lowest("b", "avg")', "holds", None),
-        ('dominated("a", "b", "avg")', "holds", "a by b"),
-        ('dominated("b", "a", "avg")', "does not", "b by none"),
-        ('dominated("a", "c", "avg")', "inconclusive", "a by c, within two standard errors"),
-        ('dominated("c", "a", "avg")', "inconclusive", "c by a, within two standard errors"),
+        ('dominated("a", "b", "avg")', "holds", "avg: a by b"),
+        ('dominated("b", "a", "avg")', "does not hold", "avg: b by none"),
+        ('dominated("a", "c", "avg")', "inconclusive", "avg: a by c, within two standard errors"),
+        ('dominated("c", "a", "avg")', "inconclusive", "avg: c by a, within two standard errors"),
         (
             "1 < 2 and " + " and ".join(['value("a", "avg") > value("b", "avg")'] * 3),
             "holds",
-            "1 < 2\na 3 > b 2\n2 more",
+            "1 < 2\navg: a 3 > b 2\n2 more",
         ),
     ],
 )
@@ -295,11 +315,11 @@ def test_what_an_expression_comes_to(recorded, expression, verdict, shown):
         # One undecided part leaves a whole undecided unless another part decides it.
         ('first("a", "avg") and value("b", "avg") < 2.5', "inconclusive"),
         ('first("c", "avg") and value("b", "avg") < 2.5', "inconclusive"),
-        ('first("c", "avg") and value("b", "avg") > 2.5', "does not"),
+        ('first("c", "avg") and value("b", "avg") > 2.5', "does not hold"),
         ('first("c", "avg") or value("b", "avg") > 2.5', "inconclusive"),
         ('first("c", "avg") or value("b", "avg") < 2.5', "holds"),
         ('value("b", "avg") < value("c", "avg") < value("a", "avg")', "inconclusive"),
-        ('value("b", "avg") > value("c", "avg") > value("a", "avg")', "does not"),
+        ('value("b", "avg") > value("c", "avg") > value("a", "avg")', "does not hold"),
         ('value("b", "avg") < value("a", "avg") < value("c", "avg")', "inconclusive"),
     ],
 )
@@ -311,9 +331,12 @@ def test_a_row_that_is_close_need_not_be_the_next_best(recorded):
     """a 3 ± 0.1 is clear of c's 2.5 ± 0.1 and not of b's 2 ± 2."""
     recorded[1]["spread"], recorded[2]["value"] = "2", "2.5"
     found = judge('first("a", "avg")')
-    assert found[1:3] == ("inconclusive", "a 3, c 2.5, within two standard errors of b 2")
+    assert found[1:3] == (
+        "inconclusive",
+        "avg: a 3, against c 2.5, within two standard errors of b 2",
+    )
     # c is below a beyond doubt, whatever b is.
-    assert judge('first("c", "avg")').verdict == "does not"
+    assert judge('first("c", "avg")').verdict == "does not hold"
 
 
 @pytest.mark.parametrize("of_one_seed", [{"seeds": "1", "spread": ""}, {"spread": ""}])
@@ -377,7 +400,7 @@ def test_settings_that_all_rows_share_are_not_named(recorded, monkeypatch):
     monkeypatch.setattr(items, "load_item", lambda paper, name: item)
     for line, row in zip(recorded, [*rows, "c"], strict=True):
         line["row"] = row
-    assert judge('value("a x=1", "avg") > value("b x=1 y=2", "avg")').shown == "a 3 > b y=2 2"
+    assert judge('value("a x=1", "avg") > value("b x=1 y=2", "avg")').shown == "avg: a 3 > b y=2 2"
 
 
 @pytest.fixture
@@ -406,11 +429,21 @@ def drawn(recorded, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("row", "level", "verdict", "shown"),
     [
-        ("a", "0.5", "inconclusive", "a 7.5, b 10, within two standard errors (rounds to 0.5)"),
-        ("b", "0.5", "inconclusive", "b 10, a 7.5, within two standard errors (rounds to 0.5)"),
+        (
+            "a",
+            "0.5",
+            "inconclusive",
+            "rounds to 0.5: a 7.5, against b 10, within two standard errors",
+        ),
+        (
+            "b",
+            "0.5",
+            "inconclusive",
+            "rounds to 0.5: b 10, against a 7.5, within two standard errors",
+        ),
         # A seed that never comes there has the row never come there.
-        ("c", "0.5", "does not", "c never, a 7.5 (rounds to 0.5)"),
-        ("a", "0.9", "holds", "a 15, b never (rounds to 0.9)"),
+        ("c", "0.5", "does not hold", "rounds to 0.5: c never, against a 7.5"),
+        ("a", "0.9", "holds", "rounds to 0.9: a 15, against b never"),
         ("a", "0.95", "untested here", "no row reaches 0.95"),
     ],
 )
@@ -429,7 +462,7 @@ def test_curves_of_fewer_rounds_decide_nothing(drawn, recorded):
     recorded[1]["rounds"] = "499"
     found = judge('soonest("a", "eval/accuracy", 0.5)')
     assert found.verdict == "untested here"
-    assert "on fewer rounds or seeds it is inconclusive" in found.shown
+    assert "on fewer rounds or seeds it is inconclusive" in found.explained
 
 
 @pytest.mark.parametrize("expression", ['first("a", "avg")', 'value("a", "avg") > 2'])
@@ -447,7 +480,7 @@ def test_a_row_that_is_missing_is_no_row_that_is_beaten(recorded):
 
 def test_a_row_that_diverged_is_passed_over_by_first_alone(recorded):
     recorded[2].update(value="", spread="", rounds="", status="diverged (seed 1)")
-    assert judge('first("a", "avg")')[1:3] == ("holds", "a 3, b 2")
+    assert judge('first("a", "avg")')[1:3] == ("holds", "avg: a 3, against b 2")
     for expression in ('first("c", "avg")', 'value("a", "avg") > value("c", "avg")'):
         assert judge(expression)[1:3] == ("untested here", "c diverged (seed 1)")
 
@@ -460,7 +493,9 @@ def test_a_row_is_first_of_others_only(recorded):
 
 def test_a_published_number_alone_leads_nothing(recorded, monkeypatch):
     monkeypatch.setattr(results, "published", lambda setup: {("a", "avg"): {"value": "3"}})
-    assert judge('first("a", "avg")').shown == "a 3, c 2.95, within two standard errors"
+    assert (
+        judge('first("a", "avg")').shown == "avg: a 3, against c 2.95, within two standard errors"
+    )
 
 
 def test_what_is_no_number_decides_nothing(recorded):
@@ -475,7 +510,9 @@ def test_what_is_not_the_whole_protocol_decides_nothing(recorded, change):
     assert judge('value("a", "avg") > value("b", "avg")').verdict == "holds"
     found = judge('first("a", "avg")')
     assert found.verdict == "untested here"
-    assert found.shown.startswith("on fewer rounds or seeds it is inconclusive:\na 3, c 2.95")
+    assert found.explained.startswith(
+        "on fewer rounds or seeds it is inconclusive:\navg: a 3, against c 2.95"
+    )
 
 
 @pytest.mark.parametrize(
