@@ -442,7 +442,8 @@ def _lines_of(path: str, within: Any) -> Any:
     if len(within) == _MAX_FLAGFILES:
         raise HparamError(f"--flagfile={path}: more than {_MAX_FLAGFILES} files within each other.")
     try:
-        with open(path, encoding="utf-8") as file:
+        # Some editors begin a file with a byte order mark, which utf-8-sig drops.
+        with open(path, encoding="utf-8-sig") as file:
             text = file.read(_MAX_FLAGFILE_SIZE + 1)
     except (OSError, ValueError) as e:  # UnicodeDecodeError, or a zero byte in the path.
         reason = getattr(e, "strerror", None) or command_line.one_line(e)

@@ -238,6 +238,11 @@ def test_flagfile(tmp_path):
     assert later.method["tau"] == 0.25
 
 
+def test_a_flag_file_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.flags").write_text("--task=synthetic\n", encoding="utf-8-sig")
+    assert parse(f"--flagfile={tmp_path}/a.flags").run["task"] == "synthetic"
+
+
 def help_text(*arguments, full=True):
     with pytest.raises(command_line.Answered) as e:
         experiment_flags.parse([*arguments, "--helpfull" if full else "--help"])
