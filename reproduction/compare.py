@@ -118,7 +118,7 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
     points = run_folders.curve(runs, column)
     _refuse_twins(runs)
     table = points.pivot(index="round_num", columns=["method", "seed"], values="value")
-    begun = _by_name(runs)
+    begun = run_folders.by_name(runs)
     labels = list(dict.fromkeys(label for label, _ in begun))
     diverged = {name for name, run in begun.items() if run.diverged}
     found, lacking = [], []
@@ -145,14 +145,6 @@ def paired_differences(runs: Sequence[run_folders.RunFolder], column: str) -> li
         raise RunError(lacking[0])
     corrected = statistics.holm([one.p for one in found])
     return [one._replace(p=p) for one, p in zip(found, corrected, strict=True)]
-
-
-def _by_name(
-    runs: Sequence[run_folders.RunFolder],
-) -> dict[tuple[str, int], run_folders.RunFolder]:
-    """Returns (label, seed) → run."""
-    labels = run_folders.labels(runs)
-    return {(label, run.flags["seed"]): run for run, label in zip(runs, labels, strict=True)}
 
 
 def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
@@ -277,7 +269,8 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
     output.mkdir(parents=True, exist_ok=True)
     writing.write_atomically(output / "aligned.csv", curves.to_csv().encode())
     points = run_folders.curve(runs, column)
-    figure = plots.curves(points, quantity=quantities.of_column(column), title=column)
+    drawn, _ = run_folders.without_diverged(points, runs)
+    figure = plots.curves(drawn, quantity=quantities.of_column(column), title=column)
     figures.save(figure, str(output / "curves"))
     last = _last(points, runs)
     ends = [
@@ -330,7 +323,7 @@ def _tables(folders: Sequence[str]) -> list[comparison.Comparison]:
 def _last(points: pd.DataFrame, runs: Sequence[run_folders.RunFolder]) -> pd.DataFrame:
     """Returns the last point of each run, with `diverged` as a further column."""
     last = points.loc[points.groupby(["method", "seed"], sort=False).round_num.idxmax()]
-    named = _by_name(runs)
+    named = run_folders.by_name(runs)
     names = zip(last.method, last.seed, strict=True)
     return last.assign(diverged=[named[name].diverged for name in names])
 

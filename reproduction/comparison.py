@@ -293,14 +293,8 @@ def _of_primary(column: Mapping[str, Any], primary: str, more: bool) -> bool | N
 
 def _of_best_round(run: run_folders.RunFolder, column: Mapping[str, Any]) -> bool | None:
     """Returns a column's direction by the best round of a run, which it chose by the task's."""
-    for metric, value in (run.ended or {}).get("best", {}).items():
-        values = run.values(metric)[1]
-        # If all rounds have the same value, the best one tells nothing.
-        if metric.startswith("eval/") and len(values) and np.ptp(values) > 0:
-            known = {np.max(values): True, np.min(values): False}.get(value)
-            if known is not None:
-                return _of_primary(column, metric.removeprefix("eval/"), known)
-    return None
+    known = run_folders.primary_direction(run)
+    return None if known is None else _of_primary(column, *known)
 
 
 def _of_clients(

@@ -132,8 +132,21 @@ def _parsed(path: pathlib.Path) -> Item:
     for name, fields in setups.items():
         if not isinstance(fields, dict):
             raise ReproduceError(f"{path}: setups.{name} must be a table.")
+        for what, folder in (("", name), (".folder", fields.get("folder", name))):
+            # Results lie in folders of these names, and must not lie elsewhere.
+            if isinstance(folder, str) and not _is_within(folder):
+                raise ReproduceError(
+                    f"{path}: setups.{name}{what}: {folder!r} must be a path without .. that does "
+                    "not begin with a slash."
+                )
         read[name] = _setup(path, name, {**content, **fields})
     return Item(path.parent.name, path.stem, title, read)
+
+
+def _is_within(folder: str) -> bool:
+    """Returns whether a relative path stays within the folder that it begins in."""
+    path = pathlib.PurePosixPath(folder)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 # Columns that published.csv must have; others may be missing.
@@ -144,7 +157,8 @@ def published_lines(home: pathlib.Path) -> list[dict[str, str]]:
     """Returns the lines of a folder's published.csv, all with a `spread`; none without the file.
 
     Raises:
-      ReproduceError: If a column is missing, or a value or spread is not a finite number.
+      ReproduceError: If a column is missing, a number is there twice, or a value or spread is not a
+        finite number.
     """
     path = home / "published.csv"
     if not path.exists():
@@ -161,9 +175,16 @@ def published_lines(home: pathlib.Path) -> list[dict[str, str]]:
             f"{path} has no column {', '.join(lacking)}; its first line must be "
             f"{','.join(_PUBLISHED)},spread, with commas."
         )
-    lines = []
+    lines, places = [], {}
     for line in reader:
         one = {**line, "spread": line.get("spread") or ""}
+        what = tuple(one[name] for name in _PUBLISHED[:4])
+        first = places.setdefault(what, reader.line_num)
+        if first != reader.line_num:
+            raise ReproduceError(
+                f"{path}, line {reader.line_num}: line {first} has {', '.join(map(str, what))} "
+                "already; leave one of them out."
+            )
         for name in ("value", *(["spread"] if one["spread"] else [])):
             if not _is_finite(one[name]):
                 raise ReproduceError(
@@ -263,6 +284,8 @@ def _checked(where, home, fields):  # noqa: C901
                 refuse(f"rows.{row}: {flag} must be --flag=value.")
             if flag.removeprefix("--").partition("=")[0] in SEEDS:
                 refuse(f"rows.{row}: leave out {flag}; list the seeds in seeds.")
+            if flag.startswith("--total_rounds="):
+                refuse(f"rows.{row}: leave out {flag}; set rounds, or sweep.{row}.total_rounds.")
     for row in fields.get("sweep", {}):
         if row not in rows:
             refuse(f"sweep.{row}: there is no such row.")
@@ -319,6 +342,11 @@ def _check_full_rows(where, rows, fields):
                 near = difflib.get_close_matches(row, rows, n=1)
                 meant = f" Did you mean {near[0]}?" if near else ""
                 raise ReproduceError(f"{where}: {key}.{row}: there is no such row.{meant}")
+    for row, space in fields.get("grid", {}).items():
+        for flag in space.keys() & rows[row].on_top.keys():
+            raise ReproduceError(
+                f"{where}: grid.{row}: the row sets {flag} already; leave it out in one place."
+            )
     grids = fields.get("grid", {}).values()
     numbers = {
         flag for grid in grids for flag, values in grid.items() if all(map(is_number, values))

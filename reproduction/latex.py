@@ -24,6 +24,18 @@ from simulation.records import outputs
 if TYPE_CHECKING:
     from reproduction.comparison import Comparison
 
+# pdfLaTeX takes accented letters, but no Greek ones. The capitals that look Latin have no command.
+_SMALL = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi o pi rho varsigma "
+    "sigma tau upsilon phi chi psi omega"
+)
+_CAPITALS = "Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega"
+_GREEK = {
+    **{chr(0x3B1 + k): rf"$\{name}$" for k, name in enumerate(_SMALL.split())},
+    **{c: rf"$\{name}$" for c, name in zip("ΓΔΘΛΞΠΣΥΦΨΩ", _CAPITALS.split(), strict=True)},
+    "ο": "o",
+}
+
 _SPECIAL = {
     **{c: rf"\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -34,6 +46,16 @@ _SPECIAL = {
     "[": "{[}",
     "<": r"$<$",
     ">": r"$>$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "≠": r"$\neq$",
+    "≈": r"$\approx$",
+    "×": r"$\times$",
+    "→": r"$\to$",
+    "−": "$-$",
+    "∞": r"$\infty$",
+    "µ": r"$\mu$",  # The micro sign, which is another character than the letter.
+    **_GREEK,
 }
 
 

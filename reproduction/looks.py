@@ -106,18 +106,20 @@ def method_of(row: str) -> str:
 def displayed(rows: Iterable[str]) -> dict[str, str]:
     """Returns row → its name as tables and figures show it, e.g. `FedAdam tau=0.1`.
 
-    The method has the spelling of its paper. Settings that all rows share are left out.
+    The method has the spelling of its paper. Settings that all rows share are left out. Where two
+    rows would have one name, all keep theirs.
 
     Args:
       rows: Names of rows.
     """
     rows = list(dict.fromkeys(rows))
-    words = [row.split(" ")[1:] for row in rows]
-    common = set(words[0]).intersection(*words) if len(rows) > 1 else set()
-    return {
-        row: " ".join([_method_displayed(row), *(word for word in own if word not in common)])
-        for row, own in zip(rows, words, strict=True)
-    }
+    settings = [{word for word in row.split(" ")[1:] if "=" in word} for row in rows]
+    common = set.intersection(*settings) if len(rows) > 1 else set()
+    names = {}
+    for row in rows:
+        words = [word for word in row.split(" ")[1:] if word not in common]
+        names[row] = " ".join([_method_displayed(row), *words])
+    return names if len(set(names.values())) == len(rows) else {row: row for row in rows}
 
 
 def _method_displayed(row: str) -> str:

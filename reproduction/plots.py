@@ -57,7 +57,12 @@ PARSER.flag(
 PARSER.flag(
     "smooth", 1, "curves, improved: values of a running mean.", minimum=1, maximum=_MOST_ROUNDS
 )
-PARSER.flag("lower_is_better", False, f"{_OF_RESULTS}: for losses and errors.")
+PARSER.flag(
+    "lower_is_better",
+    help=f"{_OF_RESULTS}: whether lower values are better. By default the runs' task decides for "
+    "its primary metric, and the column's name for others.",
+    type=bool,
+)
 PARSER.flag("title", help="Title of the figure.")
 PARSER.flag(
     "figure_width",
@@ -87,6 +92,7 @@ from reproduction.kinds.settings import (
 )
 from reproduction.kinds.summary import summary
 from simulation.errors import RunError
+from tasks import directions
 from tff_suite import figures
 
 __all__ = [
@@ -110,20 +116,24 @@ __all__ = [
 def _draw(options: Any, runs: Any) -> Figure:
     """Draws the figure of a command line."""
     kind, title = options.kind, options.title
-    higher = not options.lower_is_better
     if kind == "density":
         metric = options.column or run_folders.primary_column(runs).removeprefix("eval/")
         values = run_folders.client_values(runs, metric)
         return densities(values, quantity=quantities.of_column(metric), title=title)
     if kind == "pareto":
         points = _pareto_points(runs, options)
-        return pareto(points, parameter=options.parameter, title=title)
+        error = "mean error of clients (%)"
+        if not quantities.is_share(options.column or "accuracy"):
+            error = f"mean {options.column} of clients".replace("_", " ")
+        return pareto(points, parameter=options.parameter, error=error, title=title)
     if kind == "client_losses":
         return client_losses(run_folders.tracked_losses(runs), title=title)
     if kind in ("curves", "improved", "direction"):
         own = {"improved": "fairness/improved_fraction", "direction": "train/direction_norm"}
         column = options.column or own.get(kind) or run_folders.primary_column(runs)
-        points = run_folders.curve(runs, column)
+        points, left_out = run_folders.without_diverged(run_folders.curve(runs, column), runs)
+        if left_out:
+            print(f"Not drawn, since they diverged: {'; '.join(left_out)}.")
         if kind == "improved":
             return improved(points, smooth=options.smooth, title=title)
         if kind == "direction":
@@ -148,6 +158,7 @@ def _draw(options: Any, runs: Any) -> Figure:
     ended = [run for run, value in zip(runs, points.value, strict=True) if value == value]
     last = min(options.last_rounds, *(max(1, len(r.rounds) // 2) for r in ended or runs))
     label = f"{quantity.label}, mean of the last {last} rounds"
+    higher = _is_higher_better(options, runs, column)
     if kind == "tau":
         return tau_curves(points, ylabel=label, higher_is_better=higher, title=title)
     if kind == "rates":
@@ -157,19 +168,48 @@ def _draw(options: Any, runs: Any) -> Figure:
     return best_server_rates(points, higher_is_better=higher, title=title)
 
 
+def _is_higher_better(options: Any, runs: Any, column: str) -> bool:
+    """Returns whether higher values of a column are better.
+
+    Raises:
+      RunError: If neither the flag, the runs nor the column's name tells.
+    """
+    if options.lower_is_better is not None:
+        return not options.lower_is_better
+    metric = column.rpartition("/")[2]
+    for run in runs:
+        known = run_folders.primary_direction(run)
+        if known is not None and known[0] == metric:
+            return known[1]
+    named = directions.higher_is_better(column)
+    if named is None:
+        raise RunError(
+            f"Nothing says whether lower values of {column} are better: add --lower_is_better or "
+            "--nolower_is_better."
+        )
+    return named
+
+
 def _pareto_points(runs: Any, options: Any) -> pd.DataFrame:
     """Returns mean error and its relative deviation per setting of the swept flag, over seeds."""
     metric = options.column or "accuracy"
+    higher, is_share = _is_higher_better(options, runs, metric), quantities.is_share(metric)
+    if higher and not is_share:
+        raise RunError(
+            f"pareto draws errors, and {metric} is neither an error nor a share such as accuracy; "
+            "choose another --column."
+        )
+    factor = 100 if is_share else 1
     run_folders.refuse_means(runs, [f"{{method}}_{options.parameter}"])
     rows = []
     for run in runs:
         flag = f"{run.method}_{options.parameter}"
-        mean = 100 * run_folders.final(run, f"fairness/{metric}_avg_u", options.last_rounds)
+        mean = factor * run_folders.final(run, f"fairness/{metric}_avg_u", options.last_rounds)
         rows.append(
             {
                 "method": run.method,
                 "parameter": float(run.flags.get(flag, np.nan)),
-                "mean_error": mean if options.lower_is_better else 100 - mean,
+                "mean_error": 100 - mean if higher else mean,
                 "rsd": run_folders.final(
                     run, f"fairness/{metric}_error_rsd_u", options.last_rounds
                 ),

@@ -26,6 +26,11 @@ class Quantity(NamedTuple):
     bounds: tuple[float, float] | None = None
 
 
+def is_share(metric: str) -> bool:
+    """Returns whether a metric is a fraction that tables and figures show as a percentage."""
+    return bool(_SHARE.search(metric))
+
+
 def of_column(column: str, label: str | None = None) -> Quantity:
     """Returns the quantity that a column of metrics.csv or client_metrics.csv holds.
 

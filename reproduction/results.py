@@ -327,12 +327,28 @@ def published(setup: Setup) -> dict[tuple[str, str], dict[str, str]]:
     }
 
 
-def format_cell(value: Any, spread: Any = None, digits: int = 2) -> str:
-    """Returns text such as `1.23 ± 0.45`; blank without a value."""
+def format_cell(value: Any, spread: Any = None, digits: int | None = 2) -> str:
+    """Returns text such as `1.23 ± 0.45`; blank without a value.
+
+    Args:
+      value: A number or its text.
+      spread: As `value`.
+      digits: Decimals; `None` for four significant digits, of the spread two.
+    """
     if value in (None, ""):
         return ""
-    text = f"{float(value):.{digits}f}"
-    return text + (f" ± {float(spread):.{digits}f}" if spread not in (None, "") else "")
+    whole, rest = (".4g", ".2g") if digits is None else (f".{digits}f",) * 2
+    text = f"{float(value):{whole}}"
+    return text + (f" ± {float(spread):{rest}}" if spread not in (None, "") else "")
+
+
+def _digits(setup: Setup) -> dict[str, int | None]:
+    """Returns column → decimals to show, for `format_cell`; two by default in the papers' items."""
+    usual = 2 if setup.home.parent == PAPERS else None
+    names = ["seconds_per_round", *(column["name"] for column in setup.columns)]
+    return dict.fromkeys(names, usual) | {
+        c["name"]: c["digits"] for c in setup.columns if "digits" in c
+    }
 
 
 def columns_of_paper(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
@@ -368,7 +384,7 @@ def format_table(
       has_settings: Whether to show chosen settings and seeds.
     """
     theirs = published(setup)
-    digits = {c["name"]: c.get("digits", 2) for c in setup.columns}
+    digits = _digits(setup)
     if names is None:
         names = list(dict.fromkeys(r["column"] for r in rows))
     rates = _setting_names(rows) if has_settings else []
@@ -381,9 +397,7 @@ def format_table(
             [row, "ours", *(first.get(k, "") for k in rates), rounds]
             + ([first["seeds"]] if has_settings else [])
             + [
-                format_cell(ours[n]["value"], ours[n]["spread"], digits.get(n, 2))
-                if n in ours
-                else ""
+                format_cell(ours[n]["value"], ours[n]["spread"], digits.get(n)) if n in ours else ""
                 for n in names
             ]
         )
@@ -394,7 +408,7 @@ def format_table(
                 [row, "paper", *("" for _ in rates), first.get("protocol_rounds", setup.rounds)]
                 + ([""] if has_settings else [])
                 + [
-                    format_cell(c["value"], c["spread"], digits.get(n, 2)) if c else ""
+                    format_cell(c["value"], c["spread"], digits.get(n)) if c else ""
                     for c, n in zip(cells, names, strict=True)
                 ]
             )
@@ -487,9 +501,9 @@ def largest_difference(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
     share, row, column, ours, paper = max(differences, default=(0, "", "", 0, 0))
     if share <= 0.01:
         return ""
-    digits = {c["name"]: c.get("digits", 2) for c in setup.columns}[column]
+    digits = _digits(setup)[column]
     told = f"The largest difference{far} is {row}'s {column}: "
-    told += f"{ours:.{digits}f}, paper {paper:.{digits}f}"
+    told += f"{format_cell(ours, digits=digits)}, paper {format_cell(paper, digits=digits)}"
     reason = _of_rows(setup.reasons.get(column, ""), {r["row"] for r in rows}, setup)
     return f"{told}. {reason}" if reason else f"{told}."
 

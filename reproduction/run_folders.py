@@ -584,6 +584,51 @@ def primary_column(runs: Sequence[RunFolder]) -> str:
     return next(iter(known), "eval/accuracy")
 
 
+def primary_direction(run: RunFolder) -> tuple[str, bool] | None:
+    """Returns a run's primary metric and whether higher values of it are better.
+
+    The run chose its best round by this direction. `None` if it has none, or if the round does not
+    tell, since all rounds have the same value.
+    """
+    for column, value in _part(run.ended, "best").items():
+        values = run.values(column)[1]
+        if column.startswith("eval/") and len(values) and np.ptp(values) > 0:
+            known = {np.max(values): True, np.min(values): False}.get(value)
+            if known is not None:
+                return column.removeprefix("eval/"), known
+    return None
+
+
+def without_diverged(
+    points: "pd.DataFrame", runs: Sequence[RunFolder]
+) -> tuple["pd.DataFrame", list[str]]:
+    """Leaves diverged runs out of a table of curves, but for methods of which all runs diverged.
+
+    A mean over the seeds of some rounds and over fewer seeds in later ones would jump.
+
+    Args:
+      points: From `curve`.
+      runs: Its runs.
+
+    Returns:
+      The table without them, and a text on each run that is left out.
+    """
+    named = by_name(runs)
+    kept = {label for (label, _), run in named.items() if not run.diverged}
+    left_out = {name: run for name, run in named.items() if run.diverged and name[0] in kept}
+    keys = zip(points.method, points.seed, strict=True)
+    told = [
+        f"{label} (seed {seed}) after round {run.last_round}"
+        for (label, seed), run in left_out.items()
+    ]
+    return points[np.array([key not in left_out for key in keys], bool)], told
+
+
+def by_name(runs: Sequence[RunFolder]) -> dict[tuple[str, int], RunFolder]:
+    """Returns (label, seed) → run, see `labels`."""
+    return {(label, run.flags["seed"]): run for run, label in zip(runs, labels(runs), strict=True)}
+
+
 def tracked_losses(runs: Sequence[RunFolder]) -> "pd.DataFrame":
     """Returns the training losses of the clients in `--track_clients`.
 

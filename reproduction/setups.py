@@ -216,8 +216,9 @@ class Setup:
         lambda v: isinstance(v, list) and all(map(_is_column, v)),
         [],
         help="of the table. `metric` is a column of `metrics.csv` ([metrics](metrics.md)); then "
-        "`scale`, `offset` and `power` are applied, `digits` are shown. It is the final model's "
-        "value. With `last_rounds` it is the mean over these, at most the second half of the run. "
+        "`scale`, `offset` and `power` are applied. `digits` is the number of decimals shown, by "
+        "default four significant digits. It is the final model's value. With `last_rounds` it is "
+        "the mean over these, at most the second half of the run. "
         'With `best` (`"max"`, `"min"`) it is the best of the rounds that `--rounds_per_eval` '
         "evaluates. Set only one of the two. With `reading_of` the published number of that column "
         "stands beside this one, too. `higher_is_better` is needed where the metric's name does "

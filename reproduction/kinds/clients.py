@@ -88,6 +88,7 @@ def pareto(
     *,
     parameter: str | None = None,
     parameters: Mapping[str, str] | None = None,
+    error: str = "mean error of clients (%)",
     title: str | None = None,
 ) -> Figure:
     """Draws the mean error of clients against its relative deviation: AdaFedAdam Fig. 3 (right).
@@ -97,10 +98,11 @@ def pareto(
     both be seen.
 
     Args:
-      points: Columns `method`, `parameter` (number; NaN for methods without one), `mean_error` in
-        percent, `rsd`; one row per setting.
+      points: Columns `method`, `parameter` (number; NaN for methods without one), `mean_error`,
+        `rsd`; one row per setting.
       parameter: Name of the parameter, for the labels beside the points.
       parameters: Method → name of its parameter, for the legend. Labels then show only numbers.
+      error: Label of the mean errors, with their unit.
       title: Title of the figure.
     """
     figure, axes = figures.panels(width=1.5, height=1.3)
@@ -129,7 +131,7 @@ def pareto(
         for row in group.dropna(subset="parameter").itertuples():
             text = f"{parameter}={row.parameter:g}" if parameter else f"{row.parameter:g}"
             labels.append((text, (row.mean_error, row.rsd), look.colour))
-    axes.set(xlabel="mean error of clients (%)", ylabel="relative standard deviation of errors")
+    axes.set(xlabel=error, ylabel="relative standard deviation of errors")
     axes.margins(0.1)
     figures.title(figure, title)
     told = parameter or parameters

@@ -132,12 +132,20 @@ def test_diverged_runs_are_named_and_left_out(root, tmp_path):
     folders = [str(root / "a"), str(root / "b")]
     text = compare.report(folders, None, tmp_path / "out")
     assert "Diverged, so not in means and differences: fedadam (seed 4) after round 1." in text
+    runs = run_folders.find_runs(folders)
+    drawn, left_out = run_folders.without_diverged(run_folders.curve(runs, "eval/accuracy"), runs)
+    assert left_out == ["fedadam (seed 4) after round 1"]
+    assert sorted(drawn[drawn.method == "fedadam"].seed.unique()) == [1, 2, 3, 9]
     assert "| fedadam - fedavg | 2             | 1 2 3   | 0.3 " in text
     assert "| fedadam | 1 2 3 9 | 3 " in text, "no value of round 0"
     answer = json.loads(compare.as_json(folders, None))
     assert [(r["method"], r["seed"]) for r in answer["last"] if r["diverged"]] == [("fedadam", 4)]
     assert answer["differences"][0]["seeds"] == [1, 2, 3]
     alone = [str(root / "a" / "s4"), str(root / "b" / "s4")]
+    # Of a method without other runs, the curve is shown to its end.
+    runs = run_folders.find_runs(alone)
+    points = run_folders.curve(runs, "eval/accuracy")
+    assert run_folders.without_diverged(points, runs)[0].equals(points)
     text = compare.report(alone, None, tmp_path / "out")
     assert "Diverged" in text and "Differences" not in text and "Not the same number" not in text
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reproduction import comparison
+from reproduction import comparison, latex
 from simulation.records import outputs
 
 
@@ -92,6 +92,12 @@ def test_what_was_not_run_has_not_diverged(tmp_path):
     shown = cells(made({"fedavg": [1.0, 2.0], "afl": none, "term": none}, runs=runs))
     assert shown["AFL"] == [r"\multicolumn{2}{c}{not run}"]
     assert shown["TERM"] == [r"\multicolumn{2}{c}{no value}"]
+
+
+def test_greek_and_signs_are_what_pdflatex_can_set():
+    assert latex.escape("μ_1 α≥2 Δ Ω ο") == r"$\mu$\_1 $\alpha$$\geq$2 $\Delta$ $\Omega$ o"
+    greek = "".join(map(chr, range(0x3B1, 0x3CA))) + "ΓΔΘΛΞΠΣΥΦΨΩ"
+    assert latex.escape(greek).isascii()
 
 
 def test_the_caption_of_one_seed_speaks_of_no_interval():

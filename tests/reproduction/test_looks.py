@@ -97,3 +97,18 @@ def test_methods_are_named_as_in_their_papers():
     assert list(displayed(rows).values()) == ["FedAvg", "q-FedAvg q=1", "mine"]
     assert displayed(["qfedavg_reweight"]) == {"qfedavg_reweight": "q-FedAvg reweight"}
     assert displayed(["adafed gamma=1"]) == {"adafed gamma=1": "AdaFed gamma=1"}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ["fedavg 4 epochs 2 clients", "fedavg 2 epochs 4 clients"],
+        ["fedprox 5 epochs 5 clients", "fedprox 5 epochs 10 clients"],
+        ["fedavg", "FedAvg"],
+        ["fedavg_2", "fedavg 2"],
+        ["fedavg a=1 b=1", "fedavg b=1 a=1"],
+    ],
+)
+def test_no_two_rows_have_one_name(rows):
+    """Words that are no settings say by their place and number what a row is."""
+    assert len(set(displayed(rows).values())) == 2

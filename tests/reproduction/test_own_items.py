@@ -56,6 +56,10 @@ def test_published_numbers_that_no_table_shows_are_refused(tmp_path, line, says)
     (home / "published.csv").write_text(right + line.format(**names) + "\n")
     with pytest.raises(ReproduceError, match=f"number 2: {says.format(**names)}"):
         items.own_items(str(home))
+    # Of two numbers for one cell, the last would count.
+    (home / "published.csv").write_text(right + right.splitlines()[1] + "\n")
+    with pytest.raises(ReproduceError, match=r"line 3: line 2 has blobs, blobs, .* already"):
+        items.own_items(str(home))
 
 
 @pytest.mark.parametrize("root", [".", "own_sweep/blobs/blobs"])
@@ -169,6 +173,20 @@ fedavg = { client_learning_rate = [0.1, 0.2] }
         ("_rounds = 2 }", "_rounds = 2, seeds = [1, 2] }", "selection.seeds: 2 is not among"),
         ('title = "S"', "title = 3", "title must be a text, found 3"),
         ('title = "T"', "title = ", "cannot be read"),
+        (
+            '"a.flags"',
+            '"a.flags --client_learning_rate=5"',
+            "grid.fedavg: the row sets client_learning_rate already; leave it out in one place",
+        ),
+        (
+            "[setups.s.grid]\nfedavg",
+            '[setups.s.sweep]\nfedavg = { client_learning_rate = [1] }\n[setups.s.grid]\n"fedavg '
+            'client_learning_rate=1"',
+            "the row sets client_learning_rate already",
+        ),
+        ('"a.flags"', '"a.flags --total_rounds=9"', "leave out --total_rounds=9; set rounds, or"),
+        ("[setups.s", '[setups."../s"', "setups.../s: '../s' must be a path without .."),
+        ("rounds = 3", 'rounds = 3\nfolder = "/tmp"', "setups.s.folder: '/tmp' must be a path"),
         ("[setups.s", "[other.s", "a table [setups.NAME] is missing"),
     ],
 )

@@ -453,6 +453,77 @@ def test_pareto_points_are_means_over_seeds(tmp_path):
     }
 
 
+def _of_rates(tmp_path, metric, ended=None):
+    """Four runs, whose errors are the least where both rates are low."""
+    folders = []
+    for i, (client, server, error) in enumerate(
+        [(0.01, 0.1, 0.1), (0.01, 1, 0.9), (0.1, 0.1, 0.2), (0.1, 1, 0.3)]
+    ):
+        rates = {"client_learning_rate": client, "server_learning_rate": server}
+        rows = [{f"eval/{metric}": error + 1, "eval/loss": error}, {f"eval/{metric}": error}]
+        rows[1]["eval/loss"] = error
+        folder = make_run(tmp_path, f"r{i}", rows, algorithm="fedadam", **rates)
+        if ended:
+            best = {"round_num": 2, f"eval/{metric}": error}
+            summary = {"rounds": 2, "mean_round_seconds": 1.0, "final": {}, "best": best}
+            pathlib.Path(folder, "summary.json").write_text(json.dumps(summary))
+        folders.append(folder)
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("metric", "ended", "flags", "lower"),
+    [
+        ("mse", False, [], True),
+        ("mine", True, [], True),  # By the best round that the task chose.
+        ("mine", True, ["--nolower_is_better"], False),
+        ("mine", False, ["--lower_is_better"], True),
+        ("accuracy", False, [], False),
+    ],
+)
+def test_the_best_rates_are_those_of_the_metrics_direction(
+    tmp_path, monkeypatch, metric, ended, flags, lower
+):
+    drawn = {}
+    best = plots.best_server_rates
+
+    def noted(points, **how):
+        drawn.update(how)
+        return best(points, **how)
+
+    monkeypatch.setattr(plots, "best_server_rates", noted)
+    folders = _of_rates(tmp_path, metric, ended)
+    output = f"--output={tmp_path / 'x'}"
+    flags = [f"--column=eval/{metric}", *flags]
+    assert plots.main(["best_rates", *folders, output, *flags]) == 0
+    assert drawn == {"higher_is_better": not lower, "title": None}
+
+
+def test_a_direction_that_nothing_tells_is_asked_for(tmp_path, capsys):
+    folders = _of_rates(tmp_path, "mine")
+    assert plots.main(["rates", *folders, f"--output={tmp_path / 'x'}", "--column=eval/mine"]) == 1
+    assert "add --lower_is_better or --nolower_is_better." in capsys.readouterr().err
+
+
+def test_pareto_of_an_error_is_no_percentage(tmp_path):
+    rows = [{"fairness/mse_avg_u": 0.02, "fairness/mse_error_rsd_u": 0.5}]
+    folder = make_run(tmp_path, "a", rows, algorithm="adafedadam", adafedadam_alpha=2)
+    options = plots.PARSER.parse(["pareto", "run", "--output=x", "--column=mse"])
+    runs = [run_folders.read_run(folder)]
+    (point,) = plots._pareto_points(runs, options).to_dict("records")
+    assert point["mean_error"] == pytest.approx(0.02)
+    assert plots._draw(options, runs).axes[0].get_xlabel() == "mean mse of clients"
+
+
+def test_diverged_seeds_are_not_in_a_mean_over_seeds(tmp_path, capsys):
+    folders = [make_run(tmp_path, f"r{s}", accuracies(0.1, 0.2), seed=s) for s in (0, 1)]
+    pathlib.Path(folders[1], "diverged.json").write_text('{"reason": "too far"}')
+    assert plots.main(["curves", *folders, f"--output={tmp_path / 'x'}"]) == 0
+    assert "Not drawn, since they diverged: fedavg (seed 1) after round 2." in (
+        capsys.readouterr().out
+    )
+
+
 def test_a_run_that_lacks_what_is_drawn_is_one_line(tmp_path, capsys):
     folder = make_run(tmp_path, "a", accuracies(0.1))
     assert plots.main(["improved", folder, f"--output={tmp_path / 'x'}"]) == 1
