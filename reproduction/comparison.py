@@ -462,9 +462,7 @@ def over_tasks(
     better = [c.better(column) for c in comparisons]
     if {True, False} <= set(better) or len({one.get("scale", 1) for one in columns}) > 1:
         told = ", ".join(dict.fromkeys(one["name"] for one in columns))
-        raise RunError(
-            f"Scores of several kinds have no common mean: {told}; name a column of one kind."
-        )
+        raise RunError(f"Cannot average different metrics: {told}; name a column of one kind.")
     methods = [row for row in comparisons[0].methods if all(row in c.methods for c in comparisons)]
     # float [tasks]
     sign = np.array([{True: 1, False: -1, None: np.nan}[one] for one in better])

@@ -271,7 +271,9 @@ def _checked(where, home, fields):  # noqa: C901
         refuse("title is missing.")
     rows = fields.get("rows", {})
     if not rows and not fields.get("draws"):
-        refuse("rows is missing: a table row = flag file.")
+        refuse(
+            'rows is missing: add lines such as fedavg = "fedavg.flags" below [setups.NAME.rows].'
+        )
     for key in REQUIRED if rows else ():
         if not fields.get(key):
             refuse(f"{key} is missing.")

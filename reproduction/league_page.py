@@ -15,6 +15,10 @@ from tff_algos import registry
 from tff_suite import figures, writing
 
 PAGE, FIGURE = "README.md", "profiles.png"
+_CLEARLY = (
+    "*Clearly* means beyond the 95 % intervals: that of the improvement lies above 0.5, and those "
+    "of other numbers do not overlap."
+)
 # Methods in the figure: the baseline and the best of the others.
 _DRAWN = 8
 # Columns of a final run that are no measure.
@@ -144,7 +148,10 @@ def write(
     ranked = [record for record in methods if record["method"] not in outside(folder)]
     if ranked:
         _draw(folder / FIGURE, records, [record["method"] for record in ranked])
-    text = "\n".join(_page(records, methods, ranked, finals))
+    planned = [
+        path.stem for path in sorted(folder.glob("*.toml")) if not path.stem.endswith("_final")
+    ]
+    text = "\n".join(_page(records, methods, ranked, finals, planned))
     writing.write_atomically(folder / PAGE, text.encode())
 
 
@@ -185,6 +192,7 @@ def _page(
     methods: Sequence[Mapping[str, Any]],
     ranked: Sequence[Mapping[str, Any]],
     finals: Sequence[Mapping[str, Any]],
+    planned: Sequence[str],
 ) -> Iterator[str]:
     problems = league_studies.counted(records)
     workloads = list(dict.fromkeys(workload for workload, _ in problems))
@@ -193,12 +201,14 @@ def _page(
         f"{number} of {league_studies.STUDIES} studies on `{workload}`"
         for workload, number in ended.items()
     ]
+    left = [name for name in planned if ended[name] < league_studies.STUDIES]
+    waiting = f" Not complete yet: {_listed(left)}." if left else ""
     ran = {r["method"] for r in records if (r["workload"], r["study"]) in problems}
     elsewhere = sorted(ran - {r["method"] for r in methods}) if methods else []
     lacking = ""
     if elsewhere:
         names = ", ".join(map(_name, elsewhere))
-        lacking = f" Not in the tables of methods, as they lack a workload: {names}."
+        lacking = f" Not ranked, since it has not run on all of them: {names}."
     tested = {record["workload"] for record in finals if record["track"] == "tuned"}
     # Where test data were used, if not yet everywhere.
     only = _listed(sorted(tested)) if tested and tested != set(workloads) else ""
@@ -208,7 +218,8 @@ def _page(
         "Every method of the suite under equal tuning. [The rules](RULES.md) were committed before "
         "the first run; this page is written by `python -m reproduction.league`.",
         "",
-        f"Done so far: {', '.join(done) or 'nothing'}, with {len(methods)} methods.{lacking}",
+        f"Done so far: {', '.join(done) or 'nothing'}, with {len(methods)} methods."
+        f"{waiting}{lacking}",
         "",
         "## Which should I try first?",
         "",
@@ -222,16 +233,19 @@ def _page(
             f"![Share of studies that a method finishes within a ratio of the best one]({FIGURE})",
             "",
             "The target is what tuned FedAvg reaches after three quarters of the rounds, on "
-            "validation data. A curve that begins high is often the best method; one that ends "
-            "high seldom misses the target.",
+            "validation data. The left end of a curve shows how often the method is the fastest. "
+            "The right end shows how often it reaches the target within "
+            f"{league_studies.MOST_RATIO:g} times what the fastest takes.",
             "",
             "## Methods",
             "",
             "*Area* is the area under a method's profile; 1 means that the method was the best in "
             "every study. *Improvement* is the probability of a lower validation loss than "
-            "FedAvg's in the same study. *Final* is the test metric over five fresh seeds"
-            f"{only and f', so far only on {only}'}, where FedAvg's mean is 1. Intervals are at "
-            "95 %, by a bootstrap over studies or seeds; with three studies they are coarse.",
+            "FedAvg's in the same study. *Final* is the test metric relative to FedAvg's mean: the "
+            "interquartile mean over workloads and five fresh seeds"
+            f"{only and f', so far only on {only}'}. *Gradients per step* and *vectors per round* "
+            "are what a client computes and what it receives and sends. Intervals are at 95 %, by "
+            "a bootstrap over studies or seeds; with three studies they are coarse.",
             "",
             *_table(ranked),
             "",
@@ -251,12 +265,12 @@ def _page(
     yield from (
         "## Files",
         "",
-        "- [studies.csv](studies.csv): the chosen point of each study, and what it took to the "
-        "target",
+        "- [studies.csv](studies.csv): the best settings of each study, and the rounds, gradients "
+        "and vectors that they took to the target",
         "- [runs.csv](runs.csv): every run of every study",
-        "- [summary.csv](summary.csv): the table above",
+        "- [summary.csv](summary.csv): the table under *Methods*",
         *(
-            f"- [{name}_final.csv]({name}_final.csv): its final runs"
+            f"- [{name}_final.csv]({name}_final.csv): final runs on `{name}`"
             for name in dict.fromkeys(record["workload"] for record in finals)
         ),
         "",
@@ -282,8 +296,8 @@ def _advice(
     where = _listed(workloads)
     if not ahead:
         told = [
-            f"On {where} no method is ahead of tuned FedAvg beyond both intervals, in validation "
-            "loss and in rounds to the target."
+            f"On {where}, no method clearly beats tuned FedAvg both in validation loss and in "
+            f"rounds to the target. {_CLEARLY}"
         ]
         for what, some in (
             ("rounds to the target", [r for r in ranked if _is_faster(r, baseline)]),
@@ -291,21 +305,21 @@ def _advice(
         ):
             if some:
                 names = ", ".join(_name(record["method"]) for record in some)
-                told.append(f"Ahead in {what} alone: {names}.")
+                told.append(f"Clearly better in {what} alone: {names}.")
         if any(map(_is_surer, ranked)):
             told.append(_by_chance(len(ranked) - 1, studies))
         return told + (of_finals or ["Try FedAvg first, and tune both its rates."])
     names = ", ".join(_name(record["method"]) for record in ahead)
     told = [
-        f"On {where} these are ahead of tuned FedAvg, in validation loss and in rounds to the "
-        f"target, beyond both intervals: {names}.",
+        f"On {where}, these clearly beat tuned FedAvg, both in validation loss and in rounds to "
+        f"the target: {names}. {_CLEARLY}",
         _by_chance(len(ranked) - 1, studies),
     ]
     dear = [r for r in ahead if (r["gradients_per_step"], r["vectors"]) > (1, 2)]
     if dear:
         costs = ", ".join(
-            f"{_name(r['method'])} ({r['gradients_per_step']} gradients a step, {r['vectors']} "
-            "vectors a round)"
+            f"{_name(r['method'])} ({r['gradients_per_step']} gradients per step, "
+            f"{r['vectors']} vectors per round)"
             for r in dear
         )
         told.append(f"Some cost more per round than FedAvg's 1 gradient and 2 vectors: {costs}.")
@@ -330,7 +344,10 @@ def _on_test_data(
         rows.append(f"| `{workload}` | {metric} | {', '.join(shown) or 'none'} |")
     if not any(ahead):
         return []
-    told = ["", "These end above FedAvg on test data, beyond both intervals; FedAvg's metric is 1."]
+    told = [
+        "",
+        "These methods clearly beat FedAvg on test data. Numbers are relative to FedAvg's.",
+    ]
     if len(ahead) > 1:
         always = [_name(r["method"]) for r in ranked if all(r["method"] in some for some in ahead)]
         told.append(f"On every workload: {', '.join(always) or 'none'}.")
@@ -340,14 +357,15 @@ def _on_test_data(
 def _by_chance(methods: int, studies: int) -> str:
     """Returns what a win in all studies is worth: its interval has no width, however few."""
     return (
-        f"A method that is no better than FedAvg has the lower validation loss in all {studies} "
-        f"studies with probability 1/{2**studies}: of {methods} such methods, "
-        f"{methods / 2**studies:.2g} on average."
+        "Chance alone gives some wins: of "
+        f"{methods} methods no better than FedAvg, {methods / 2**studies:.2g} would have the lower "
+        f"validation loss in all {studies} studies on average."
     )
 
 
 def _listed(workloads: Sequence[str]) -> str:
-    return " and ".join(f"`{name}`" for name in workloads)
+    *first, last = (f"`{name}`" for name in workloads)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _name(method: str) -> str:
@@ -358,7 +376,7 @@ def _table(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yields the table of methods, from `summary`."""
     areas = [f"area_{measure}" for measure in league_studies.MEASURES]
     heads = [f"area: {measure}" for measure in league_studies.MEASURES]
-    heads = ["method", *heads, "improvement", "final", "gradients a step", "vectors a round"]
+    heads = ["method", *heads, "improvement", "final", "gradients per step", "vectors per round"]
     yield f"| {' | '.join(heads)} |"
     yield f"|{' --- |' * len(heads)}"
     for record in records:

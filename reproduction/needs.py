@@ -293,7 +293,7 @@ def told_hours(setup: Setup) -> str:
     told = f"about {number:,.{0 if number >= 10 else 1}f}"
     if by == "item":
         return f"{told} core-hours"
-    return f"{told} hours of {MACHINE}, by the nearest measured workload ({by})"
+    return f"{told} hours of {MACHINE}, estimated from the most similar measured workload ({by})"
 
 
 def told(setup: Setup) -> str:

@@ -118,7 +118,7 @@ def settle(request: Request, caller: experiment.Caller) -> Request:
         recorded = outputs.read_json(os.path.join(folder, "hparams.json")) or {}
         kept = {flag: recorded.get("flags", {}).get(flag) for flag in _fixed(request)}
         if all(isinstance(kept[flag], float) for flag in request.tune):
-            caller.say(f"Keeping {_told(kept, request.tune)}, with which {folder} was begun.")
+            caller.say(f"Using {_told(kept, request.tune)}, with which {folder} was begun.")
             return _settled(request, kept)
     fixed = {}
     if "validation_fraction" in _fixed(request):
@@ -197,7 +197,10 @@ def _search(
     change = _change({trial.folder: trial for trial in every}.values())
     if change:
         kept = set_aside(place)
-        caller.say(f"The search in {place} was of other {change}: kept as {kept}, and begun anew.")
+        caller.say(
+            f"The search in {place} was of other {change}. It is kept as {kept}, and a new one "
+            "begins."
+        )
 
     def execute(trials):
         for trial in trials:

@@ -381,9 +381,8 @@ def _check_same_plans(request: Request, checkpoint: checkpoints.Checkpoint) -> N
     other = request.first_other_plan(checkpoint.round_num, before, now)
     if other is not None:
         raise HparamError(
-            f"--total_rounds={now} cannot replace {before}: with "
-            f"--algorithm={request.run['algorithm']}, the completed round {other + 1} depends on "
-            "it."
+            f"--total_rounds={now} cannot replace {before}: {request.run['algorithm']} planned the "
+            f"completed round {other + 1} for {before} rounds."
         )
 
 

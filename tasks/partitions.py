@@ -308,8 +308,8 @@ def classes_each(
         rows = rng.permutation(np.flatnonzero(labels == label))
         if len(rows) < len(clients):
             raise HparamError(
-                f"Class {label} has {len(rows)} examples for the {len(clients)} of "
-                f"num_clients={num_clients} that share it."
+                f"Class {label} has only {len(rows)} examples for the {len(clients)} clients "
+                f"that share it; lower num_clients={num_clients}."
             )
         if clients:
             for client, piece in zip(clients, np.array_split(rows, len(clients)), strict=True):
@@ -545,8 +545,8 @@ def _classes(labels: np.ndarray) -> np.ndarray:
         labels = labels[:, 0]
     if labels.ndim != 1:
         raise ValueError(
-            f"labels must be one number for each row, found shape {list(labels.shape)}; of one-hot "
-            "rows take argmax(axis=1)."
+            f"labels must be one number for each row, found shape {list(labels.shape)}; for "
+            "one-hot labels, pass labels.argmax(axis=1)."
         )
     kind = labels.dtype.kind
     missing = task.is_missing if kind == "O" else (lambda v: v != v)

@@ -242,7 +242,7 @@ class ArrayFederatedData:
             )
         if any(hasattr(of_client, "to_numpy") for of_client in rows):
             raise TaskError(
-                "rows must be positions, but indexes and columns of pandas's may hold labels; give "
+                "rows must hold positions, and pandas's indexes and columns may hold labels; give "
                 "list(groupby.indices.values()), or to_numpy() of each if they are positions."
             )
         rows = [np.asarray(of_client) for of_client in rows]
@@ -523,8 +523,8 @@ def _is_higher_better(task: Task) -> bool:
     found = directions.higher_is_better(task.primary_metric)
     if found is None and task.primary_metric in task.metrics:
         warnings.warn(
-            f"Task {task.name!r}: more {task.primary_metric} is taken for better, since its name "
-            "does not say; set higher_is_better.",
+            f"Task {task.name!r}: assuming that higher {task.primary_metric} is better, since its "
+            "name does not say; set higher_is_better.",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -553,7 +553,7 @@ def _check_data(part: str, data: Any) -> _Form | None:
     if not all(hasattr(data, name) for name in ("client_ids", "sizes", "examples")):
         raise TaskError(
             f"{part} must be federated data, found a {_kind(data)}; "
-            "tasks.task.ArrayFederatedData makes them of arrays."
+            "build it from arrays with tasks.task.ArrayFederatedData."
         )
     _check_ids(part, data)
     sizes = np.asarray(data.sizes)
@@ -605,7 +605,8 @@ def _check_ids(part: str, data: Any) -> None:
     unwritable = next((name for name in ids if _UNWRITABLE.search(name)), None)
     if unwritable is not None:
         raise TaskError(
-            f"{part}: the client id {unwritable!r} has a zero byte or half a character; rename it."
+            f"{part}: the client id {unwritable!r} has a zero byte or an unpaired surrogate; "
+            "rename it."
         )
 
 

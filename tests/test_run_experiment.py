@@ -562,7 +562,7 @@ def test_plan_that_depends_on_the_number_of_rounds_cannot_be_extended(tmp_path, 
     assert cohorts == ["", "3.0", "3.0", "6.0", "6.0"]
     capfd.readouterr()
     line = error_line(capfd, [*arguments, "--total_rounds=6"], 2)
-    assert "--total_rounds=6 cannot replace 4: " in line and "the completed round 3" in line
+    assert "--total_rounds=6 cannot replace 4: " in line and "completed round 3 for 4" in line
 
 
 _EARLY = """

@@ -288,8 +288,8 @@ class _Watch:
             self._warned.add("dropped")
             self._warn(
                 f"round {round_num}: {dropped:g} of {metrics.get('num_clients', math.nan):g} "
-                "clients were dropped, since their updates were not finite; see the column "
-                "train/clients_dropped for further ones."
+                "clients were dropped, since their updates were not finite; the column "
+                "train/clients_dropped counts later ones."
             )
         for name, value in metrics.items():
             if not math.isfinite(value) and name not in self._warned:

@@ -172,8 +172,8 @@ def warn_if_not_published(where: str, counts: Mapping[str, tuple[int, int]]) -> 
         found = " and ".join(f"{pair[0]:,} {what}" for what, pair in other.items())
         published = " and ".join(f"{pair[1]:,}" for pair in other.values())
         command_line.warn(
-            f"{where} has {found}, the published set {published}; results on it do not compare "
-            "with results on the published set"
+            f"{where} has {found}, the published set {published}; results on it are not "
+            "comparable with those on the published set"
         )
 
 

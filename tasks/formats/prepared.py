@@ -182,8 +182,8 @@ def warn_if_older(folder: str, raw: Iterable[str]) -> None:
         return
     if newer:
         command_line.warn(
-            f"{folder} is read, which is older than {newer[0]}; if that file has other content, "
-            f"remove {folder} and run python -m tasks.prepare again"
+            f"reading the prepared data in {folder}, although {newer[0]} is newer; if its content "
+            f"changed, remove {folder} and run python -m tasks.prepare again"
         )
 
 

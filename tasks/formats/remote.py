@@ -121,7 +121,7 @@ def _listing(system: Any, root: str) -> dict[str, Mapping[str, Any]]:
             raise DataError("is not a folder")
         found[name] = {**info, "name_below": name, "name": path}
     if not found:
-        raise DataError("has no file; name a folder that has the task's")
+        raise DataError("has no files; name the folder with the task's data")
     return found
 
 
@@ -134,4 +134,4 @@ def _fetch(system: Any, info: Mapping[str, Any], target: str) -> None:
     system.get_file(info["name"], target)
     size, found = info.get("size"), os.path.getsize(target)
     if size is not None and size != found:
-        raise OSError(f"of {info['name_below']} came {found:,} of {size:,} bytes")
+        raise OSError(f"{info['name_below']} came incomplete: {found:,} of {size:,} bytes")

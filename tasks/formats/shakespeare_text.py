@@ -170,9 +170,8 @@ def read(path: str) -> str:
     # A text that is cut off within the last work has fewer ends than beginnings.
     if num_plays != _NUM_PLAYS or twice or num_ends < len(works):
         raise DataError(
-            f"{path} is cut off, has a play twice or is another edition: {num_plays} of "
-            f"{_NUM_PLAYS} plays have speeches as in 1994, and {num_ends} of {len(works)} works "
-            f"have an end. {ADVICE}"
+            f"{path} is not the edition of 1994, is cut off or has a play twice: {num_plays} of "
+            f"{_NUM_PLAYS} plays match, and {num_ends} of {len(works)} works have an end. {ADVICE}"
         )
     return text
 

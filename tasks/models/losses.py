@@ -48,8 +48,8 @@ def sparse_softmax_cross_entropy(y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Ten
 def _require_classes(y_pred: tf.Tensor) -> None:
     if y_pred.shape[-1] == 1:
         raise ValueError(
-            "classes need one output each, and the model has one: give it two outputs, or use "
-            "losses and metrics for yes or no, such as Keras's binary_crossentropy"
+            "the model has one output, and classes need one each: give it two outputs, or use a "
+            "loss and metrics for two classes in one output, such as Keras's binary_crossentropy"
         )
 
 

@@ -401,7 +401,7 @@ def test_scores_of_several_kinds_have_no_common_mean():
     of_loss.runs["mse"] = 1.0
     for other, names in ((of_loss, r"accuracy \(%\), mse"), (fraction, r"accuracy \(%\)")):
         with pytest.raises(
-            RunError, match=f"have no common mean: {names}; name a column of one kind"
+            RunError, match=f"average different metrics: {names}; name a column of one kind"
         ):
             comparison.over_tasks([one, other])
         told = compare._over_tasks([one, other], None)

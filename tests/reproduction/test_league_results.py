@@ -216,12 +216,12 @@ def test_a_claim_needs_both_intervals(loss, is_better):
     assert methods["fedavg"]["area_rounds"] == pytest.approx(2 / 3, abs=1e-4)
     assert league_page.better(methods["fedsam"], methods["fedavg"]) == is_better
     told, *rest = league_page._advice(list(methods.values()), ["w"], 3)
-    assert ("ahead of tuned FedAvg, in validation loss" in told) == is_better
-    alone = ["Ahead in rounds to the target alone: FedSAM."]
+    assert ("these clearly beat tuned FedAvg" in told) == is_better
+    alone = ["Clearly better in rounds to the target alone: FedSAM."]
     alone.append("Try FedAvg first, and tune both its rates.")
     assert (rest == alone) == (not is_better)
     # One in eight wins three studies by chance, and its interval from 1 to 1 does not show it.
-    chance = "in all 3 studies with probability 1/8: of 1 such methods, 0.12 on average."
+    chance = "of 1 methods no better than FedAvg, 0.12 would have the lower validation loss in all"
     assert any(chance in line for line in [told, *rest]) == is_better
     (told, *_) = league_page._advice(list(methods.values()), ["w"], 2)
     assert told.startswith("No answer yet")
@@ -264,7 +264,7 @@ def test_a_claim_does_not_hide_the_table_of_test_data():
         for k in (1, 2, 3)
     ]
     told = league_page._advice(league_page.summary(records, studies, finals), ["w"], 3, finals)
-    assert told[0].endswith("beyond both intervals: FedSAM.")
+    assert "rounds to the target: FedSAM. *Clearly*" in told[0]
     assert told[-1] == "| `w` | accuracy | FedSAM (1.19) |"
 
 
@@ -321,12 +321,13 @@ def test_what_holds_for_a_part_of_the_workloads_says_so():
     ]
     records = [*whole, *of_v]
     methods = league_page.summary(records, studies, finals)
-    page = "\n".join(league_page._page(records, methods, methods, finals))
-    assert "Not in the tables of methods, as they lack a workload: FedSAM, SCAFFOLD." in page
-    assert "over five fresh seeds, so far only on `w`, where" in page
+    page = "\n".join(league_page._page(records, methods, methods, finals, ["w", "x"]))
+    assert "Not ranked, since it has not run on all of them: FedSAM, SCAFFOLD." in page
+    assert "over workloads and five fresh seeds, so far only on `w`." in page
+    assert "Not complete yet: `x`." in page
     methods = league_page.summary(whole, studies, finals)
-    page = "\n".join(league_page._page(whole, methods, methods, finals))
-    assert "lack a workload" not in page and "so far only" not in page
+    page = "\n".join(league_page._page(whole, methods, methods, finals, ["w"]))
+    assert "Not ranked" not in page and "Not complete" not in page and "so far only" not in page
 
 
 def test_final_scores_count_methods_with_all_seeds_of_the_baseline():

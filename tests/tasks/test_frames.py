@@ -599,7 +599,7 @@ def test_what_cannot_be_right_is_one_line(df, changes, says):
         ([[1, 2], [3]], list("ab"), list("pq"), "x is not an array: setting an array element"),
         (np.eye(2), pd.date_range("2020", periods=2), list("pq"), "make it a number or text"),
         (np.eye(2), np.array([b"a", b"b"]), list("pq"), "column 'y' has bytes"),
-        (np.eye(2), list("ab"), ["p", "\ud800"], "half a character; rename it"),
+        (np.eye(2), list("ab"), ["p", "\ud800"], "an unpaired surrogate; rename it"),
         (None, list("ab"), list("pq"), "x must be an array .*, found a NoneType"),
         (np.eye(2), 3, list("pq"), "y must be an array .*, found a int"),
     ],
@@ -718,7 +718,9 @@ def test_a_metrics_name_says_whether_more_is_better(name, higher):
 
 def test_a_metric_whose_name_says_nothing_is_said():
     df = frame().drop(columns="a")
-    with pytest.warns(RuntimeWarning, match="more gain is taken for better, since its name does"):
+    with pytest.warns(
+        RuntimeWarning, match="assuming that higher gain is better, since its name does"
+    ):
         task = tasks.from_frame(
             df, user="who", target="kind", model=dense(3, 1), metrics={"gain": "mse"}
         )

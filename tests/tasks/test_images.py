@@ -161,7 +161,7 @@ def test_other_numbers_than_published_are_reported(tmp_path, capsys, kind, form)
     train, test = (len(labels) for _, labels in _expected(kind))
     assert capsys.readouterr().err == (
         f"warning: {folder} has {train} training images and {test} test images, the published set "
-        "50,000 and 10,000; results on it do not compare with results on the published set\n"
+        "50,000 and 10,000; results on it are not comparable with those on the published set\n"
     )
 
 

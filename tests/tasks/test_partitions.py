@@ -440,7 +440,7 @@ def test_labels_that_are_missing_or_no_labels_are_refused(assign):
             assign(labels)
     with pytest.raises(ValueError, match="labels has masked values; drop or fill them"):
         assign(np.ma.masked_array(whole, np.arange(12) == 5))
-    with pytest.raises(ValueError, match=r"found shape \[12, 2\]; of one-hot rows take argmax"):
+    with pytest.raises(ValueError, match=r"found shape \[12, 2\]; for one-hot labels, pass"):
         assign(np.eye(2)[whole])
 
 

@@ -345,7 +345,7 @@ def test_a_prepared_set_beside_other_files_is_not_read_in_silence(tmp_path, capf
     if change == "newer":
         _load(name, tmp_path)
         said = capfd.readouterr().err
-        assert f"warning: {tmp_path / name}.prepared is read, which is older than {path}" in said
+        assert f"the prepared data in {tmp_path / name}.prepared, although {path} is newer" in said
         return
     with pytest.raises(DataError, match=r"made from different files.*remove it and run"):
         _load(name, tmp_path)

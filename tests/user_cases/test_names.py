@@ -237,7 +237,7 @@ def test_a_prepared_tree_beside_newer_images_warns(tmp_path, capfd, name):
     assert "which is older" not in capfd.readouterr().err
     _newer(raw, tmp_path / f"{name}.prepared" / "manifest.json")
     tasks.load(name, data_dir=str(tmp_path), **trees._SMALL)
-    assert f"is read, which is older than {raw}" in capfd.readouterr().err
+    assert f", although {raw} is newer" in capfd.readouterr().err
 
 
 def test_prepared_pictures_beside_newer_lists_warn(tmp_path, capfd, monkeypatch):
@@ -252,7 +252,7 @@ def test_prepared_pictures_beside_newer_lists_warn(tmp_path, capfd, monkeypatch)
     (path,) = tmp_path.rglob("clean_label_kv.txt")
     _newer(path, tmp_path / "clothing1m.prepared" / "manifest.json")
     tasks.load("clothing1m", **settings)
-    assert f"is read, which is older than {path}" in capfd.readouterr().err
+    assert f", although {path} is newer" in capfd.readouterr().err
 
 
 def _write_fashion(folder):

@@ -181,7 +181,7 @@ WIDE = np.zeros((6, 3), np.float32)
         ({"train": Federated(["a"], np.array([0.5]))}, "sizes of train must be whole numbers"),
         ({"train": Federated(["a"], np.array([7]))}, "client 'a' of train has 6 inputs, but .* 7"),
         ({"train": Federated(["a\0"], np.array([1]))}, "zero byte"),
-        ({"train": Federated(["\ud800"], np.array([1]))}, "half a character"),
+        ({"train": Federated(["\ud800"], np.array([1]))}, "an unpaired surrogate"),
         ({"test": Federated(["a"], np.array([2]), WIDE)}, r"inputs of test .* \[None, 3\]"),
         (
             {"test": Federated(["a"], np.array([2]), X, np.stack([Y, Y], 1))},
@@ -416,7 +416,7 @@ def test_labels_of_pandas_are_not_taken_for_positions(kind):
         "indexes": [own.index for _, own in groups],
         "columns": [own.index.to_series() for _, own in groups],
     }[kind]
-    with pytest.raises(DataError, match="rows must be positions, but indexes and columns"):
+    with pytest.raises(DataError, match="rows must hold positions, and pandas"):
         ArrayFederatedData(df[["p"]], df.y, rows)
     data = ArrayFederatedData(df[["p"]], df.y, list(groups.indices.values()), list("ab"))
     assert data.examples(0).x[:, 0].tolist() == df.p[df.u == "a"].tolist()

@@ -65,7 +65,9 @@ def test_a_copy_that_broke_off_leaves_nothing(address, cache, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(system, "get_file", cut)
-        with pytest.raises(DataError, match=r"of deep/er/b.bin came 10 of 1,000 bytes") as error:
+        with pytest.raises(
+            DataError, match=r"deep/er/b.bin came incomplete: 10 of 1,000 bytes"
+        ) as error:
             remote.folder(address, "--data_dir")
         assert "\n" not in str(error.value)
     assert not [p for p in cache.rglob("*") if p.is_file() and not p.name.endswith(".lock")]

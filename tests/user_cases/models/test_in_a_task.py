@@ -235,7 +235,7 @@ REFUSED = {
     ),
     "a class of one output": (
         lambda: linear(1, "sigmoid"), NUMBERS > 0, "binary_crossentropy",
-        {"m": losses.accuracy_of_class(1)}, "classes need one output each, and the model has one",
+        {"m": losses.accuracy_of_class(1)}, "the model has one output, and classes need one each",
     ),
     "a class of multi-label": (
         lambda: linear(3, "sigmoid"), (X > 0).astype(int), "binary_crossentropy",
@@ -296,7 +296,7 @@ def test_one_class_for_each_output_is_asked_of_evaluate_classes(tmp_path):
     task = task_of(
         linear(1, "sigmoid"), y, "binary_crossentropy", {"acc": "accuracy"}, Examples(X, y)
     )
-    with pytest.raises(RunError, match="classes need one output each, and the model has one"):
+    with pytest.raises(RunError, match="the model has one output, and classes need one each"):
         run(task, tmp_path, evaluate_classes=True)
 
 
