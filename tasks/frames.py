@@ -520,6 +520,8 @@ def _numbers_rows(column: Any) -> bool:
     # pandas's names of an index without one, from `read_csv` and `reset_index`.
     if re.fullmatch(r"Unnamed: \d+|index|level_\d+", str(column.name)):
         return True
+    if column.isna().any():
+        return False
     first = column.iloc[0]
     return first in (0, 1) and bool((column == np.arange(len(column)) + first).all())
 

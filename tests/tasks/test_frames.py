@@ -438,6 +438,11 @@ def with_value(column, value, row=3):
     [
         (with_value("a", NAN), {}, "column 'a' has 1 missing values, the first in row 3; drop"),
         (with_value("a", np.inf), {}, "column 'a' has 1 infinite values, the first in row 3"),
+        (
+            frame(a=pd.array([pd.NA, *range(1, 24)], "Int64")),
+            {},
+            "column 'a' has 1 missing values, the first in row 0; drop",
+        ),
         (with_value("kind", None), {}, "column 'kind' has 1 missing values"),
         (with_value("who", None), {}, "column 'who' has 1 missing values"),
         (with_value("who", 7), {}, "column 'who': users must be all text or all numbers"),
