@@ -5,6 +5,7 @@ check as much as possible before a run. Features are scaled only if `standardize
 """
 
 import collections
+import decimal
 import functools
 import math
 import numbers
@@ -1214,18 +1215,29 @@ def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray 
 
 def _report_alike(kind: str, names: Iterable[Any]) -> None:
     """Warns of names that a reader would take for one."""
-    written: dict[str, list[str]] = {}
-    for name in names:
-        if isinstance(name, str):
-            read = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
-            written.setdefault(read, []).append(name)
-    # Two forms of one character look the same unless they are spelt out.
-    alike = [" and ".join(map(ascii, names)) for names in written.values() if len(names) > 1]
-    if alike:
-        _warn(
-            f"{kind} whose names differ only in capitals, blanks or the form of Unicode are "
-            f"different {kind}: {_some(alike)}."
-        )
+    names = [name for name in names if isinstance(name, str)]
+    for how, read in (
+        ("differ only in capitals, blanks or the form of Unicode", _folded),
+        ("are the same number", _as_number),
+    ):
+        written: dict[Any, list[str]] = {}
+        for name in names:
+            written.setdefault(read(name), []).append(name)
+        written.pop(None, None)
+        # Two forms of one character look the same unless they are spelt out.
+        alike = [" and ".join(map(ascii, same)) for same in written.values() if len(same) > 1]
+        if alike:
+            _warn(f"{kind} whose names {how} are different {kind}: {_some(alike)}.")
+
+
+def _folded(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def _as_number(name: str) -> decimal.Decimal | None:
+    """Returns the exact number that a name is; `None` for others, also `1e3`, as an id may be."""
+    plain = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", name)
+    return decimal.Decimal(name) if plain else None
 
 
 def _report_strangers(table: _Table, own: Mapping, training: Mapping) -> None:

@@ -667,6 +667,12 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
             "capitals, blanks or the form of Unicode are different classes: 'Yes ' and 'yes'",
         ),
         (
+            frame(kind=["1", "1.0", "2", "2.50"] * 6),
+            "names are the same number are different classes: '1' and '1.0'.",
+        ),
+        (frame(who=["7", "007", "8", "80"] * 6), "are different users: '007' and '7'."),
+        (frame(b=["01", "1", "-"] * 8), "different categories of feature 'b': '01' and '1'."),
+        (
             frame(b=["x  y", "x y"] * 12),
             "are different categories of feature 'b': 'x  y' and 'x y'",
         ),
@@ -701,6 +707,12 @@ def test_what_may_be_meant_otherwise_is_said_by_name(df, says):
     # The first test of a process may also see warnings of what it imports.
     ours = [w for w in warned if w.category is RuntimeWarning]
     assert all(w.filename == __file__ for w in ours), "it names the caller's line"
+
+
+def test_ids_that_are_not_the_same_number_are_not_reported():
+    # The last two are one number in float64.
+    users = ["1e3", "1000", "0e1", "0e2", "x1", str(2**60), str(2**60 + 1), "2"]
+    made(frame(32, who=users * 4), test=None)
 
 
 @pytest.mark.parametrize(
