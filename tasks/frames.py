@@ -385,12 +385,24 @@ class _Table:
         if twice:
             raise TaskError(f"{what} has two columns named {twice[0]!r}; rename one.")
         self.user = None if users_may_lack and user not in frame.columns.tolist() else user
+        for column in frame.columns.tolist():
+            if column not in (user, id) and _are_exact_numbers(frame[column]):
+                frame[column] = self._floats(column)
         for column, role in ((self.user, "user"), (target, "target"), (id, "id")):
             if column is not None:
                 self.require(column, role)
         used = [c for c in (user, target, id) if c is not None]
         if len(set(used)) < len(used):
             raise TaskError("user, target and id must be three different columns.")
+
+    def _floats(self, name: Any) -> list[float]:
+        """Returns a column of `_are_exact_numbers`; missing values are NaN."""
+        column = self.frame[name]
+        known = column.notna()
+        try:
+            return [float(v) if k else math.nan for v, k in zip(column, known, strict=True)]
+        except OverflowError as e:
+            raise TaskError(f"{self.what}: column {name!r} is beyond float64; scale it.") from e
 
     def require(self, column: str, role: str) -> None:
         """Refuses a missing column."""
@@ -464,6 +476,18 @@ def _without_arrow(frame: Any) -> Any:
     made = pd.concat(columns, axis=1)
     made.attrs = frame.attrs
     return made
+
+
+def _are_exact_numbers(column: Any) -> bool:
+    """Returns whether a column holds numbers as objects, such as decimals of a database."""
+    if column.dtype != object:
+        return False
+    given = column[column.notna()]
+    # Whole numbers that NumPy cannot hold may be names of classes.
+    return not all(isinstance(value, int) for value in given) and all(
+        isinstance(value, numbers.Real | decimal.Decimal) and not isinstance(value, bool)
+        for value in given
+    )
 
 
 def _check_ids(tables: Sequence[_Table]) -> None:
@@ -548,7 +572,9 @@ class _Target:
         if target_type not in (None, *TARGET_TYPES):
             raise TaskError(f"target_type={target_type!r} must be category or number.")
         if target_type == "number" and not is_number:
-            raise TaskError(f"target {name!r} is {column.dtype}, not a number.")
+            raise TaskError(
+                f"target {name!r} is {column.dtype}, not a number; pd.to_numeric makes it so."
+            )
         number = column.nunique()
         if target_type is None and not has_loss and is_number and number <= _FEW:
             # After missing values pandas holds whole numbers as floats.

@@ -1,6 +1,7 @@
 """Tasks made of tables and arrays: what becomes of rows and columns, and what is refused."""
 
 import decimal
+import fractions
 import json
 import pathlib
 import struct
@@ -158,6 +159,27 @@ def test_whole_numbers_that_may_be_classes_are_said(dtype):
 def test_numbers_that_pandas_holds_as_objects_are_numbers():
     objects = made(frame().astype({"a": object, "b": object})).train.examples(0).x
     np.testing.assert_array_equal(objects, made().train.examples(0).x)
+
+
+@pytest.mark.parametrize("make", [decimal.Decimal, fractions.Fraction])
+def test_decimals_and_fractions_are_numbers(make):
+    def exact(column):
+        return [make(str(value)) for value in column]
+
+    df = frame().assign(y=np.arange(24) / 10)
+    fields = {"target": "y", "features": ["a", "b"], "model": dense(1)}
+    wanted, objects = made(df, **fields), made(df.assign(y=exact(df.y), a=exact(df.a)), **fields)
+    assert objects.primary_metric == "mse"
+    np.testing.assert_array_equal(objects.train.examples(0).x, wanted.train.examples(0).x)
+    np.testing.assert_array_equal(objects.train.examples(0).y, wanted.train.examples(0).y)
+    arrays = tasks.from_arrays(df[["a", "b"]], exact(df.y), df.who, model=dense(1))
+    assert arrays.primary_metric == "mse"
+    for column in "a", "y":
+        for lost in None, pd.NA:
+            missing = df.assign(**{column: [lost, 1, *exact(df[column])[2:]]})
+            says = f"'{column}' has 1 missing values, the first in row 0"
+            with pytest.raises(DataError, match=says):
+                made(missing, **fields)
 
 
 @pytest.mark.parametrize("least", [2**60, 1e9])
@@ -481,7 +503,7 @@ def with_value(column, value, row=3):
         (None, {"validation": -0.1}, "validation=-0.1 must be a share"),
         (None, {"seed": -1}, "seed=-1 must be a whole number"),
         (None, {"target_type": "class"}, "target_type='class' must be category or number"),
-        (None, {"target_type": "number"}, "target 'kind' is .*, not a number"),
+        (None, {"target_type": "number"}, "target 'kind' is .*, not a number; pd.to_numeric"),
         (None, {"model": dense(3)(0)}, "model must be a function .* found a Sequential"),
         (None, {"test_frame": [1]}, "test_frame must be a pandas DataFrame, found a list"),
         (None, {"test_frame": frame().drop(columns="a")}, "features: test_frame has no column 'a'"),
@@ -524,9 +546,9 @@ def with_value(column, value, row=3):
             "'since' is timedelta64.*; make it a number",
         ),
         (
-            frame(price=[decimal.Decimal("1.5")] * 24),
+            frame(price=[frozenset()] * 24),
             {"features": ["price"]},
-            "'price' is Decimal; make it a number",
+            "'price' is frozenset; make it a number",
         ),
         (frame(big=1e300), {"features": ["big"]}, "features hold numbers beyond float32"),
         (
