@@ -53,6 +53,10 @@ _OF_TIME = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time"
 _MISSING_MARKS = ("", *"nan None <NA> NaT NaN NA N/A n/a n.a. #N/A null NULL ? - -- .".split())
 # A column is reported if float32 rounds it by more than this share of its standard deviation.
 _COARSE = 0.01
+# A deviation below this share of the mean is rounding noise, as of 0.1 + 0.2 beside 0.3.
+_NOISE = 1e-12
+# float64 holds every whole number up to this one.
+_MOST_WHOLE = 2**53
 # Copies of training rows are reported if more than this share of the rows held out are such.
 _MOST_COPIES = 0.01
 # Rows that are looked at together.
@@ -670,19 +674,34 @@ def _codes(table: _Table, name: str, values: Sequence[Any]) -> np.ndarray:
     return np.array([place[v] for v in found], np.int32)
 
 
-def _numbers(table: _Table, name: str) -> np.ndarray:
-    """Returns a column of numbers as float64 `[n]`.
+def _numbers(table: _Table, name: str, origin: int = 0) -> np.ndarray:
+    """Returns a column of numbers, less `origin`, as float64 `[n]`.
 
-    Text that reads as numbers is converted. Dates, durations and complex numbers are refused, which
-    NumPy would convert as well.
+    Whole numbers are subtracted exactly, also those that float64 would round. Text that reads as numbers
+    is converted. Dates, durations and complex numbers are refused, which NumPy would convert as
+    well.
     """
+    from pandas.api import types
+
     column = table.frame[name]
     if getattr(column.dtype, "kind", "") in "mMc":
         raise TaskError(f"{table.what}: column {name!r} is {column.dtype}, not a number.")
+    if origin and types.is_integer_dtype(column):
+        return np.array([value - origin for value in column.tolist()], np.float64)
     try:
-        return column.to_numpy(np.float64)
+        return column.to_numpy(np.float64) - origin
     except (TypeError, ValueError) as e:
         raise TaskError(f"{table.what}: column {name!r} is not a number: {e}") from e
+
+
+def _origin(column: Any) -> int:
+    """Returns the least of whole numbers if float64 would round some of them, otherwise 0."""
+    from pandas.api import types
+
+    if not types.is_integer_dtype(column):
+        return 0
+    least, most = int(column.min()), int(column.max())
+    return least if max(-least, most) > _MOST_WHOLE else 0
 
 
 def _require_text(column: Any) -> None:
@@ -724,12 +743,13 @@ def _reads_as_number(text: str) -> bool:
     return True
 
 
-def _report_rounding(what: str, values: Any) -> None:
+def _report_rounding(what: str, values: Any, way: str = "subtract its minimum") -> None:
     """Warns of numbers that differ by little more than float32 can tell apart.
 
     Args:
       what: Their name.
       values: A series or array; text is skipped.
+      way: What to do about it.
     """
     from pandas.api import types
 
@@ -744,7 +764,7 @@ def _report_rounding(what: str, values: Any) -> None:
     if np.isfinite(error) and error > _COARSE * deviation:
         _warn(
             f"{what}: float32 rounds it by up to {error:.3g}, and its standard deviation is "
-            f"{deviation:.3g}; subtract its mean, or standardize it."
+            f"{deviation:.3g}; {way}."
         )
 
 
@@ -773,17 +793,31 @@ class _Features:
             self._categories[name] = values
             _report_alike(f"categories of feature {name!r}", values)
         self._standardize = standardize
-        # Mean and deviation.
+        # What is subtracted from whole numbers before, and then the mean and deviation.
+        self._origins: dict[str, int] = {}
         self._scale: tuple[np.ndarray, np.ndarray] | None = None
 
     def fit(self, table: _Table, rows: np.ndarray) -> None:
         """Learns means, deviations and categories from training rows."""
         if self._standardize:
+            for name in self._columns:
+                origin = _origin(table.frame[name].iloc[rows])
+                if origin and name not in self._categories:
+                    self._origins[name] = origin
             x = self._unscaled(table)[rows].astype(np.float64)
             # A column of one value stays at 0, whatever its mean is rounded to.
             varies = x.min(0) < x.max(0)
             with np.errstate(over="ignore", invalid="ignore"):
-                self._scale = np.where(varies, x.mean(0), x[0]), np.where(varies, x.std(0), 1.0)
+                mean, deviation = x.mean(0), x.std(0)
+                # Whole numbers are not rounded.
+                noise = varies & (deviation < _NOISE * np.abs(mean)) & (x % 1 != 0).any(0)
+            if noise.any():
+                _warn(
+                    f"{table.what}: {_some(self._of(noise))} differs by rounding errors only and "
+                    "is standardized as a constant; leave it out."
+                )
+            varies &= ~noise
+            self._scale = np.where(varies, mean, x[0]), np.where(varies, deviation, 1.0)
             if not np.isfinite(self._scale).all():
                 raise TaskError(f"{table.what}: features are too large to standardize; scale them.")
 
@@ -809,11 +843,18 @@ class _Features:
                 values = self._categories[name]
                 part = np.eye(len(values), dtype=np.float32)[_codes(table, name, values)]
             else:
-                part = _numbers(table, name)[:, None]
+                part = _numbers(table, name, self._origins.get(name, 0))[:, None]
                 if not self._standardize:
-                    _report_rounding(f"{table.what}: column {name!r}", table.frame[name])
+                    what = f"{table.what}: column {name!r}"
+                    way = "subtract its minimum, or standardize it"
+                    _report_rounding(what, table.frame[name], way)
             parts.append(part)
         return np.concatenate(parts, axis=1)
+
+    def _of(self, chosen: np.ndarray) -> list[str]:
+        """Returns the names of columns by whether each input is chosen."""
+        inputs = [c for c in self._columns for _ in self._categories.get(c, [None])]
+        return [f"column {c!r}" for c, told in zip(inputs, chosen, strict=True) if told]
 
     def encoding(self) -> dict[str, Any]:
         """Describes the inputs, for the record."""
@@ -823,6 +864,8 @@ class _Features:
         if self._scale is not None:
             mean, deviation = self._scale
             found |= {"mean": mean.tolist(), "deviation": deviation.tolist()}
+            if self._origins:
+                found["subtracted_before"] = {str(k): v for k, v in self._origins.items()}
         return found
 
 

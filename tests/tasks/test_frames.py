@@ -185,16 +185,18 @@ def test_decimals_and_fractions_are_numbers(make):
 @pytest.mark.parametrize("least", [2**60, 1e9])
 def test_numbers_that_float32_cannot_tell_apart_are_said(least):
     df = frame(a=least + np.arange(24))
-    says = "column .*: float32 rounds it by up to .*, and its standard deviation is 6.92; subtract"
+    says = "column .*: float32 rounds it by up to .*, and its standard deviation is 6.92; subtract its min"
     with pytest.warns(RuntimeWarning, match=says):
         tasks.from_frame(df, user="who", target="kind", features=["a"], model=dense(3, 1))
     with pytest.warns(RuntimeWarning, match=says):
         tasks.from_arrays(df[["a"]].to_numpy(), df.kind, df.who, model=dense(3, 1))
     with pytest.warns(RuntimeWarning, match="target 'a': float32 rounds it by up to"):
         tasks.from_frame(df, user="who", target="a", features=["b"], model=dense(1, 1))
-    if least == 1e9:
-        task = made(df, features=["a"], model=dense(3, 1), standardize=True)
-        assert len(np.unique(np.concatenate([e.x for e in map(task.train.examples, range(4))]))) > 9
+    # Both things that the warning advises.
+    for changed, given in (df.assign(a=df.a - df.a.min()), {}), (df, {"standardize": True}):
+        task = made(changed, features=["a"], model=dense(3, 1), test=None, **given)
+        x = np.concatenate([e.x for e in map(task.train.examples, range(4))])
+        assert len(np.unique(x)) == 24
 
 
 def test_losses_and_metrics_of_the_callers():
@@ -251,6 +253,36 @@ def test_standardised_far_from_0_as_near_it():
     x = np.concatenate([task.train.examples(k).x for k in range(4)])
     np.testing.assert_allclose(x[:, 0], x[:, 1], atol=1e-6)
     assert not x[:, 2].any()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "Int64"])
+def test_standardised_beyond_float64_as_near_0(dtype):
+    at = np.arange(24)
+    df = frame(big=pd.array(2**60 + 5 * at, dtype), near=at)
+    others = df.assign(near=df.near + 0.2, big=df.big + 1)
+    fields = {"features": ["big", "near"], "standardize": True, "test_frame": others}
+    task = made(df, **fields)
+    x = np.concatenate([task.train.examples(k).x for k in range(4)])
+    np.testing.assert_allclose(x[:, 0], x[:, 1], atol=1e-6)
+    tests = task.central_test.x
+    np.testing.assert_allclose(tests[:, 0], tests[:, 1], atol=1e-6)
+    assert task.encoding["subtracted_before"] == {"big": 2**60}
+    whole = [int(v) - 2**60 for v in others.big]
+    by_record = (np.array(whole) - task.encoding["mean"][0]) / task.encoding["deviation"][0]
+    np.testing.assert_allclose(tests[:, 0], by_record, rtol=1e-6)
+
+
+def test_rounding_errors_are_not_blown_up():
+    df = frame(sum=[0.3, 0.1 + 0.2] * 12)
+    fields = {"user": "who", "target": "kind", "model": dense(3)}
+    with pytest.warns(RuntimeWarning, match="column 'sum' differs by rounding errors only and is"):
+        task = tasks.from_frame(df, features=["b", "sum"], standardize=True, **fields)
+    x = np.concatenate([task.train.examples(k).x for k in range(4)])
+    assert np.abs(x[:, 1]).max() < 1e-12 and np.abs(x[:, 0]).max() > 1
+    # Whole numbers are exact, also as floats.
+    df = frame(ticks=1e15 + np.arange(24))
+    task = made(df, features=["b", "ticks"], standardize=True)
+    assert np.abs(task.train.examples(0).x[:, 1]).max() > 1
 
 
 def test_a_word_is_the_same_in_both_forms_of_unicode():
