@@ -798,7 +798,10 @@ class _Features:
         self._scale: tuple[np.ndarray, np.ndarray] | None = None
 
     def fit(self, table: _Table, rows: np.ndarray) -> None:
-        """Learns means, deviations and categories from training rows."""
+        """Learns means and deviations from training rows."""
+        for name, values in self._categories.items():
+            found = _codes(table, name, values)
+            _report_untrained(f"feature {name!r}", "category", values, found[rows])
         if self._standardize:
             for name in self._columns:
                 origin = _origin(table.frame[name].iloc[rows])
@@ -1116,6 +1119,8 @@ def _task(  # noqa: C901
         if share:
             parts, held_out[purpose] = partitions.split_by_id(parts, share, seed, purpose)
     rows = np.sort(np.concatenate(list(parts.values())))
+    if target.classes is not None:
+        _report_untrained(f"target {target.name!r}", "class", target.classes, y[rows])
     inputs.fit(table, rows)
     x, transform = inputs.take(table), inputs.transform
 
@@ -1280,6 +1285,16 @@ def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray 
     one_class = [name for name, rows in parts.items() if y is not None and len(set(y[rows])) == 1]
     if one_class:
         _warn(f"{missing.clients(one_class)} of {len(parts)} have rows of one class only.")
+
+
+def _report_untrained(what: str, kind: str, values: Sequence[Any], codes: np.ndarray) -> None:
+    """Warns of classes or categories that no training row has, by the rows' codes."""
+    without = [repr(values[k]) for k in np.setdiff1d(np.arange(len(values)), codes)]
+    if without:
+        _warn(
+            f"{what}: only rows held out have the {kind} {_some(without)}, which is not trained; "
+            "drop these rows, or draw others with seed."
+        )
 
 
 def _report_alike(kind: str, names: Iterable[Any]) -> None:

@@ -763,6 +763,21 @@ def test_what_may_be_meant_otherwise_is_said_by_name(df, says):
     assert all(w.filename == __file__ for w in ours), "it names the caller's line"
 
 
+def test_what_only_rows_held_out_have_is_said():
+    fields = {"user": "who", "target": "kind", "model": dense(3)}
+    df = frame(b="x")
+    held_out = made().central_test.x[0, 0]
+    df.loc[df.a == held_out, ["b", "kind"]] = ["y", "ox"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tasks.from_frame(df, features=["a", "b"], **fields)
+    told = [str(w.message) for w in caught if "only rows held out" in str(w.message)]
+    says = "only rows held out have the {}, which is not trained; drop these rows, or draw others"
+    assert [line.partition(": ")[0] for line in told] == ["target 'kind'", "feature 'b'"]
+    assert says.format("class 'ox'") in told[0] and says.format("category 'y'") in told[1]
+    made(df, features=["a", "b"], test=None)
+
+
 def test_ids_that_are_not_the_same_number_are_not_reported():
     # The last two are one number in float64.
     users = ["1e3", "1000", "0e1", "0e2", "x1", str(2**60), str(2**60 + 1), "2"]
