@@ -677,9 +677,9 @@ def _codes(table: _Table, name: str, values: Sequence[Any]) -> np.ndarray:
 def _numbers(table: _Table, name: str, origin: int = 0) -> np.ndarray:
     """Returns a column of numbers, less `origin`, as float64 `[n]`.
 
-    Whole numbers are subtracted exactly, also those that float64 would round. Text that reads as numbers
-    is converted. Dates, durations and complex numbers are refused, which NumPy would convert as
-    well.
+    Whole numbers are subtracted exactly, also those that float64 would round. Text that reads as
+    numbers is converted. Dates, durations and complex numbers are refused, which NumPy would
+    convert as well.
     """
     from pandas.api import types
 
@@ -801,7 +801,7 @@ class _Features:
         """Learns means and deviations from training rows."""
         for name, values in self._categories.items():
             found = _codes(table, name, values)
-            _report_untrained(f"feature {name!r}", "category", values, found[rows])
+            _report_untrained(f"feature {name!r}", values, found[rows])
         if self._standardize:
             for name in self._columns:
                 origin = _origin(table.frame[name].iloc[rows])
@@ -1120,7 +1120,7 @@ def _task(  # noqa: C901
             parts, held_out[purpose] = partitions.split_by_id(parts, share, seed, purpose)
     rows = np.sort(np.concatenate(list(parts.values())))
     if target.classes is not None:
-        _report_untrained(f"target {target.name!r}", "class", target.classes, y[rows])
+        _report_untrained(f"target {target.name!r}", target.classes, y[rows])
     inputs.fit(table, rows)
     x, transform = inputs.take(table), inputs.transform
 
@@ -1287,13 +1287,13 @@ def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray 
         _warn(f"{missing.clients(one_class)} of {len(parts)} have rows of one class only.")
 
 
-def _report_untrained(what: str, kind: str, values: Sequence[Any], codes: np.ndarray) -> None:
+def _report_untrained(what: str, values: Sequence[Any], codes: np.ndarray) -> None:
     """Warns of classes or categories that no training row has, by the rows' codes."""
     without = [repr(values[k]) for k in np.setdiff1d(np.arange(len(values)), codes)]
     if without:
         _warn(
-            f"{what}: only rows held out have the {kind} {_some(without)}, which is not trained; "
-            "drop these rows, or draw others with seed."
+            f"{what}: only rows held out have {_some(without)}, so no client learns it; drop these "
+            "rows, or draw others with seed."
         )
 
 
