@@ -3,9 +3,11 @@
 import json
 import os
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -243,12 +245,18 @@ def test_a_comma_at_the_end_of_rows_shifts_no_column(here):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("who;a;kind\nx;1;p\ny;2;q\n", "is not separated by commas; convert it, for example by p"),
-        ("who;a;kind\nx;1,5;p\ny;2;q\n", "is not separated by commas; convert it"),
-        ("who;a;kind\nx;1;p\ny;2,5,3;q\n", "be separated by commas; convert it, for example by p"),
-        ("who\ta\tkind\nx\t1\tp\n", "is not separated by commas; convert it"),
+        ("who;a;kind\nx;1;p\ny;2;q\n", r"not separated by commas; .* sep=';'\)\.to_csv\("),
+        ("who;a;kind\nx;1,5;p\ny;2;q\n", r"not separated by .* sep=';', decimal=','\)\.to_csv"),
+        ("who;a;kind\nx;1;p\ny;2,5,3;q\n", r"is not separated by commas; .* sep=';'\)"),
+        ("who\ta\tkind\nx\t1\tp\n", r"is not separated by commas; .* sep='\\t'\)\.to_csv"),
+        ("who\ta\tkind\nx\t1,5\tp\n", r"is not separated by .* sep='\\t', decimal=','\)"),
+        ("sep=,\nwho,a,kind\nx,1,p\n", "begins with a line for Excel, 'sep=,?'; delete that l"),
+        ("sep=;\nwho;a;kind\nx;1;p\n", "begins with a line for Excel, 'sep=;'; delete that l"),
+        ("# of 2024, mine\nwho,a,kind\nx,1,p\n", "begins with '# of 2024', not with its colu"),
+        ("who,a,kind\nx,1,p\nx,1,p,2,3\n", "have as many values in each row."),
+        ("", "is empty; name a CSV file with a header"),
         ("who,a,kind\n1,x,1,p\n2,y,2,q\n", r"has names \(who, a, kind\); name each column"),
-        ("# mine\nwho,a,kind\nx,1,p\n", r"more values than the header has names \(# mine\)"),
+        ("# mine\nwho,a,kind\nx,1,p\n", "begins with '# mine', not with its columns' names; del"),
         ("who,a,a,kind\nx,1,2,p\ny,2,3,q\n", "has two columns named 'a'; rename one"),
         ("who,a,kind\nJosé,1,p\n", "is not in UTF-8; convert it, for example by iconv -f CP1252"),
     ],
@@ -257,6 +265,28 @@ def test_files_of_another_form_name_a_way_on(here, content, says):
     (here / "table.csv").write_bytes(content.encode("cp1252"))
     with pytest.raises(DataError, match=f"^--table_path=table.csv .*{says}"):
         tasks.load("table", path="table.csv", user="who", target="kind")
+
+
+@pytest.mark.parametrize(
+    ("content", "function"),
+    [
+        (b"PAR1\x15\x04\x15\xf0PAR1", "read_parquet"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "read_excel"),
+        (pickle.dumps([1.5]), "read_pickle"),
+        (None, "read_excel"),
+    ],
+)
+def test_a_file_of_another_format_names_what_reads_it(here, content, function):
+    path = here / "table.of.mine"
+    if content is None:
+        with zipfile.ZipFile(path, "w") as parts:
+            for name in "[Content_Types].xml", "xl/workbook.xml":
+                parts.writestr(name, "<x/>")
+    else:
+        path.write_bytes(content)
+    says = rf"by pandas\.{function}\('table\.of\.mine'\)\.to_csv\('NEW\.csv', index=False\)\.$"
+    with pytest.raises(DataError, match=says):
+        tasks.load("table", path=str(path), user="who", target="kind")
 
 
 def test_a_stray_quotation_mark_joins_no_rows(here):
