@@ -283,7 +283,8 @@ def _read(
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             # By default pandas takes values beyond the header's for row names: columns shift.
-            frame = pd.read_csv(path, index_col=False)
+            # By default pandas decides on the type of each part of a column apart.
+            frame = pd.read_csv(path, index_col=False, low_memory=False)
         # "NA" may be a user's name, but is a missing number elsewhere.
         text = pd.read_csv(
             path,

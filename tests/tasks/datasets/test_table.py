@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 import zipfile
 
 import numpy as np
@@ -134,6 +135,20 @@ def test_tests_of_another_file_and_drawn_clients(here):
     assert task.train.sizes.sum() == 48 and len(task.central_test.y) == 8
     drawn = tasks.load("table", partition="dirichlet", num_clients=3, alpha=1.0, **own, seed=1)
     assert len(drawn.train.client_ids) == 3 and drawn.settings["partition_seed"] == 1
+
+
+def test_a_column_of_two_types_has_one_in_a_long_file(here, capsys):
+    rows = 200_000
+    size = np.where(np.arange(rows) < rows - 5, "7", "large")
+    who = np.arange(rows) % 3
+    frame = pd.DataFrame({"who": who, "a": who, "size": size, "kind": who % 2})
+    frame.to_csv("long.csv", index=False)
+    own = {"path": "long.csv", "user": "who", "target": "kind", "target_type": "category"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        task = tasks.load("table", features="size", **own)
+    assert task.encoding["categories"] == {"size": ["7", "large"]}
+    assert "DtypeWarning" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["NA", "nan", "None", "007"])
