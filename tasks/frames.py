@@ -427,6 +427,10 @@ class _Table:
         kind = "missing values"
         if not wrong.any() and getattr(column.dtype, "kind", "") == "f":
             wrong, kind = np.isinf(column.to_numpy(float)), "infinite values"
+        if kind == "missing values" and wrong.all():
+            raise TaskError(
+                f"{self.what}: column {name!r} has no values; drop the column, or name others."
+            )
         if wrong.any():
             raise TaskError(
                 f"{self.what}: column {name!r} has {int(wrong.sum())} {kind}, the first in row "
@@ -497,14 +501,21 @@ def _are_exact_numbers(column: Any) -> bool:
 def _check_ids(tables: Sequence[_Table]) -> None:
     """Refuses rows of the same name, within one table or in two."""
     seen: dict[Any, str] = {}
+    written: dict[str, Any] = {}
+    alike = []
     for table in tables if tables[0].id is not None else ():
         for row, name in enumerate(table.values(table.id)):
             place = f"row {row} of {table.what}"
+            other = written.setdefault(str(name), name)
+            if other != name and name not in seen:
+                alike.append(f"{other!r} in {seen[other]} and {name!r} in {place}")
             if name in seen:
                 raise TaskError(
                     f"id: {seen[name]} and {place} both have {name!r}; drop one (drop_duplicates)."
                 )
             seen[name] = place
+    if alike:
+        _warn(f"id: text and numbers name different rows: {alike[0]}; make both text.")
 
 
 def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list[str]:
@@ -580,7 +591,9 @@ class _Target:
                 f"target {name!r} is {column.dtype}, not a number; pd.to_numeric makes it so."
             )
         number = column.nunique()
-        if target_type is None and not has_loss and is_number and number <= _FEW:
+        if target_type != "category" and not has_loss and is_number and number == 1:
+            _warn(f"target {name!r} is {column.iloc[0]} in every row: nothing to learn.")
+        elif target_type is None and not has_loss and is_number and number <= _FEW:
             # After missing values pandas holds whole numbers as floats.
             if (column % 1 == 0).all():
                 _warn(
@@ -1326,10 +1339,18 @@ def _as_number(name: str) -> decimal.Decimal | None:
 
 def _report_strangers(table: _Table, own: Mapping, training: Mapping) -> None:
     strangers = [name for name in own if name not in training]
+    known = {_as_number(name): name for name in training}
+    known.pop(None, None)
+    alike = [(name, known[n]) for name in strangers if (n := _as_number(name)) in known]
     if strangers:
+        way = ""
+        if alike:
+            way = (
+                f" {alike[0][0]!r} may be {alike[0][1]!r} of the training table; write both alike."
+            )
         _warn(
             f"{missing.clients(strangers)} of {len(own)} in {table.what} have no training rows; "
-            "they are tested with the others."
+            f"they are tested with the others.{way}"
         )
 
 

@@ -498,6 +498,7 @@ def with_value(column, value, row=3):
             "column 'a' has 1 missing values, the first in row 0; drop",
         ),
         (with_value("kind", None), {}, "column 'kind' has 1 missing values"),
+        (frame(b=NAN), {}, "column 'b' has no values; drop the column, or name others"),
         (with_value("who", None), {}, "column 'who' has 1 missing values"),
         (with_value("who", 7), {}, "column 'who': users must be all text or all numbers"),
         (frame(who=[1, True, 2, 3] * 6), {}, "column 'who': users must be all text or all numbers"),
@@ -761,6 +762,36 @@ def test_what_may_be_meant_otherwise_is_said_by_name(df, says):
     # The first test of a process may also see warnings of what it imports.
     ours = [w for w in warned if w.category is RuntimeWarning]
     assert all(w.filename == __file__ for w in ours), "it names the caller's line"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"who": ["00", "01", "02", "03"] * 6}, "'00' may be '0' of the training table; write bo"),
+        (
+            {"who": [0.0, 1.0, 2.0, 3.5] * 6},
+            r"4 clients .* '0\.0' may be '0' of the training table",
+        ),
+        ({"id": [str(k) for k in range(24)]}, "rows: 0 in row 0 of df and '0' in row 0 of test_f"),
+    ],
+)
+def test_names_of_a_test_table_that_are_written_otherwise_are_said(change, says):
+    df = frame(who=[0, 1, 2, 3] * 6, id=range(24))
+    others = frame(**{"a": np.arange(24) + 0.5, "who": df.who, "id": range(70, 94), **change})
+    fields = {"user": "who", "target": "kind", "model": dense(3), "features": ["a", "b"]}
+    with pytest.warns(RuntimeWarning, match=says):
+        tasks.from_frame(df, id="id", test_frame=others, **fields)
+
+
+def test_a_constant_target_is_said():
+    df = frame(y=5.0)
+    fields = {"target": "y", "features": ["a", "b"], "model": dense(1)}
+    for given in {}, {"target_type": "number"}:
+        with pytest.warns(RuntimeWarning, match="^target 'y' is 5.0 in every row: nothing to") as w:
+            tasks.from_frame(df, user="who", **fields, **given)
+        assert not any("whole numbers" in str(warning.message) for warning in w)
+    # A loss of the caller's need not use it.
+    made(df, loss="mse", **fields)
 
 
 def test_what_only_rows_held_out_have_is_said():
