@@ -209,6 +209,7 @@ def load(
         "alpha": alpha,
         "shards_per_client": shards_per_client,
     }
+    named = None if features is None else next(csv.reader([features]))
     with _told_on_standard_error():
         if use_synthetic_data:
             frame, folder = _synthetic(), ""
@@ -216,12 +217,14 @@ def load(
             assert path is not None  # See _check_data.
             path = _place(path, data_dir)
             frame, folder = read("--table_path", path), os.path.dirname(path)
+            if text is None and image is None:
+                _report_padded(path, frame, named, others=(user, id, target))
         task = frames.from_frame(
             frame,
             user=user,
             target=target,
             model=models.softmax_regression if model == _LINEAR else _function(model),
-            features=None if features is None else next(csv.reader([features])),
+            features=named,
             text=text,
             image=image,
             image_dir=folder,
@@ -448,6 +451,29 @@ def _report_codes(name: str, written: pd.Series, read: pd.Series) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _report_padded(
+    path: str, frame: pd.DataFrame, named: Sequence[str] | None, others: Sequence[str | None]
+) -> None:
+    """Warns of features that are read as numbers, but look like codes, as those of towns."""
+    import pandas as pd
+    from pandas.api import types
+
+    used = [c for c in frame if (c in named if named is not None else c not in others)]
+    whole = [c for c in used if types.is_integer_dtype(frame[c])]
+    # The first rows are enough, and the text of all would need much memory.
+    text = pd.read_csv(path, index_col=False, nrows=1000, usecols=whole.__contains__, dtype=str)
+    for name in text:
+        # Days, months and hours have two digits.
+        codes = text[name][text[name].str.fullmatch(r"0\d{2,}", na=False)]
+        if len(codes):
+            warnings.warn(
+                f"feature {name!r} has {codes.iloc[0]!r}, and is read as a number; if it has "
+                "codes, leave it out by --table_features.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _function(named: str) -> Callable:

@@ -234,6 +234,21 @@ def test_codes_of_classes_are_kept_as_written(here, capsys, test_path):
     assert capsys.readouterr().err == ""
 
 
+def test_features_that_look_like_codes_are_said(here, capsys):
+    towns = [f"{1000 + 37 * k:05}" for k in range(48)]
+    frame = pd.read_csv("table.csv", dtype=str)
+    frame.assign(town=towns, month=["01", "12"] * 24).to_csv("table.csv", index=False)
+    own = {"path": "table.csv", "user": "who", "target": "kind"}
+    tasks.load("table", **own)
+    assert capsys.readouterr().err == (
+        "warning: feature 'town' has '01000', and is read as a number; if it has codes, leave it "
+        "out by --table_features.\n"
+    )
+    tasks.load("table", features="a,month", **own)
+    tasks.load("table", **{**own, "user": "town"}, features="a,b", test_fraction=0)
+    assert "is read as a number" not in capsys.readouterr().err
+
+
 def test_a_missing_class_is_not_a_class(here):
     frame = pd.read_csv("table.csv", dtype=str).assign(code=["1", "2", "NA"] * 16)
     frame.to_csv("table.csv", index=False)
