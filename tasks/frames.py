@@ -557,13 +557,20 @@ def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list
 
 def _numbers_rows(column: Any) -> bool:
     """Returns whether a column of numbers seems to be an index, by its name or its values."""
+    from pandas.api import types
+
     # pandas's names of an index without one, from `read_csv` and `reset_index`.
     if re.fullmatch(r"Unnamed: \d+|index|level_\d+", str(column.name)):
         return True
     if column.isna().any():
         return False
     first = column.iloc[0]
-    return first in (0, 1) and bool((column == np.arange(len(column)) + first).all())
+    if first in (0, 1) and (column == np.arange(len(column)) + first).all():
+        return True
+    # In another order, or from another number on. In a short table this may be chance.
+    if len(column) < _FEW or not (types.is_any_real_numeric_dtype(column) and column.is_unique):
+        return False
+    return bool((column % 1 == 0).all() and column.max() - column.min() == len(column) - 1)
 
 
 class _Target:
@@ -782,14 +789,18 @@ def _report_rounding(what: str, values: Any, way: str = "subtract its minimum") 
 
 
 class _Features:
-    """Columns of numbers, and of categories that are one-hot encoded."""
+    """Columns of numbers, and of categories that are one-hot encoded.
+
+    Attributes:
+      columns: Their names.
+    """
 
     transform = None
 
     def __init__(self, table: _Table, columns: Sequence[str], standardize: bool):
         from pandas.api import types
 
-        self._columns, self._categories = columns, {}
+        self.columns, self._categories = columns, {}
         for name in columns:
             table.complete(name)
             column = table.frame[name]
@@ -816,7 +827,7 @@ class _Features:
             found = _codes(table, name, values)
             _report_untrained(f"feature {name!r}", values, found[rows])
         if self._standardize:
-            for name in self._columns:
+            for name in self.columns:
                 origin = _origin(table.frame[name].iloc[rows])
                 if origin and name not in self._categories:
                     self._origins[name] = origin
@@ -852,7 +863,7 @@ class _Features:
     def _unscaled(self, table: _Table) -> np.ndarray:
         """Returns the inputs of a table's rows before any scaling, float64 where needed."""
         parts: list[np.ndarray] = []
-        for name in self._columns:
+        for name in self.columns:
             table.require(name, "features")
             table.complete(name)
             if name in self._categories:
@@ -869,12 +880,12 @@ class _Features:
 
     def _of(self, chosen: np.ndarray) -> list[str]:
         """Returns the names of columns by whether each input is chosen."""
-        inputs = [c for c in self._columns for _ in self._categories.get(c, [None])]
+        inputs = [c for c in self.columns for _ in self._categories.get(c, [None])]
         return [f"column {c!r}" for c, told in zip(inputs, chosen, strict=True) if told]
 
     def encoding(self) -> dict[str, Any]:
         """Describes the inputs, for the record."""
-        found: dict[str, Any] = {"features": list(map(str, self._columns))}
+        found: dict[str, Any] = {"features": list(map(str, self.columns))}
         if self._categories:
             found["categories"] = {str(k): _for_json(v) for k, v in self._categories.items()}
         if self._scale is not None:
@@ -1134,6 +1145,8 @@ def _task(  # noqa: C901
     rows = np.sort(np.concatenate(list(parts.values())))
     if target.classes is not None:
         _report_untrained(f"target {target.name!r}", target.classes, y[rows])
+    if isinstance(inputs, _Features):
+        _report_leaks(table, inputs.columns, target, y)
     inputs.fit(table, rows)
     x, transform = inputs.take(table), inputs.transform
 
@@ -1298,6 +1311,32 @@ def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray 
     one_class = [name for name, rows in parts.items() if y is not None and len(set(y[rows])) == 1]
     if one_class:
         _warn(f"{missing.clients(one_class)} of {len(parts)} have rows of one class only.")
+
+
+def _report_leaks(table: _Table, columns: Sequence[str], target: _Target, y: np.ndarray) -> None:
+    """Warns of features that are the target under other names, or in another unit."""
+    import pandas as pd
+    from pandas.api import types
+
+    if len(y) < _FEW:
+        return
+    y = y.ravel() if target.is_category else y.ravel() - y.mean(dtype=np.float64)
+    for name in columns:
+        column = table.frame[name]
+        if target.is_category:
+            leaks = np.array_equal(pd.factorize(np.asarray(column))[0], pd.factorize(y)[0])
+        elif types.is_any_real_numeric_dtype(column):
+            x = _numbers(table, name)
+            with np.errstate(all="ignore"):
+                x = x - x.mean()
+                leaks = np.abs(x @ y) > (1 - 1e-12) * np.sqrt(x @ x) * np.sqrt(y @ y) > 0
+        else:
+            leaks = False
+        if leaks:
+            _warn(
+                f"{table.what}: feature {name!r} determines target {target.name!r} exactly; if it "
+                "is made from the target, leave it out."
+            )
 
 
 def _report_untrained(what: str, values: Sequence[Any], codes: np.ndarray) -> None:

@@ -166,7 +166,7 @@ def test_decimals_and_fractions_are_numbers(make):
     def exact(column):
         return [make(str(value)) for value in column]
 
-    df = frame().assign(y=np.arange(24) / 10)
+    df = frame().assign(y=(np.arange(24) * 7) % 11 / 10)
     fields = {"target": "y", "features": ["a", "b"], "model": dense(1)}
     wanted, objects = made(df, **fields), made(df.assign(y=exact(df.y), a=exact(df.a)), **fields)
     assert objects.primary_metric == "mse"
@@ -616,7 +616,7 @@ def with_value(column, value, row=3):
         ),
         (
             frame(n=range(24)),
-            {"target": "n", "features": ["a"], "loss": "mse", "test_frame": frame(n=0.5)},
+            {"target": "n", "features": ["b"], "loss": "mse", "test_frame": frame(n=0.5)},
             "test_frame: target 'n' has fractions, but the training table has whole numbers",
         ),
         (
@@ -752,6 +752,8 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
         (frame(kind=["1", "2", "n. d."] * 8), r"'kind' has text such as 'n\. d\.' among numbers"),
         (frame(), "df: column 'a' seems to number the rows and is used as a feature; if it"),
         (frame(b=np.arange(1, 25)), "df: column 'a', 'b' seems to number the rows"),
+        (frame(b=(7 * np.arange(24)) % 24), "df: column 'a', 'b' seems to number the rows"),
+        (frame(b=np.arange(892, 916.0)), "df: column 'a', 'b' seems to number the rows"),
         (frame().rename(columns={"b": "Unnamed: 0"}), "column 'a', 'Unnamed: 0' seems to number"),
     ],
 )
@@ -792,6 +794,37 @@ def test_a_constant_target_is_said():
         assert not any("whole numbers" in str(warning.message) for warning in w)
     # A loss of the caller's need not use it.
     made(df, loss="mse", **fields)
+
+
+@pytest.mark.parametrize("copy", [lambda y: y, lambda y: 32 + 1.8 * y, lambda y: -100 * y])
+def test_a_feature_that_is_the_target_is_said(copy):
+    y = np.random.default_rng(0).normal(size=24).round(3)
+    df = frame(y=y, copy=copy(y), near=y + 1e-4 * np.arange(24), constant=1.0)
+    fields = {"target": "y", "model": dense(1)}
+    with pytest.warns(
+        RuntimeWarning, match="^df: feature 'copy' determines target 'y' exactly; if"
+    ):
+        tasks.from_frame(df, user="who", features=["copy", "near", "constant"], **fields)
+    made(df, features=["b", "near", "constant"], **fields)
+    # Few rows may agree by chance.
+    made(df[:12], features=["copy"], **fields)
+
+
+def test_a_feature_that_is_the_class_under_another_name_is_said():
+    df = frame().assign(code=lambda d: d.kind.map({"cat": 7, "dog": 1, "emu": 3}))
+    df["other"] = df.code.where(df.index != 5, 7)
+    for feature in df.code, df.code.map("k{}".format):
+        named = df.assign(code=feature)
+        with pytest.warns(RuntimeWarning, match="feature 'code' determines target 'kind' exactly"):
+            tasks.from_frame(
+                named, user="who", target="kind", features=["code", "a"], model=dense(3)
+            )
+    made(df, features=["other", "a"])
+
+
+def test_different_whole_numbers_are_no_index():
+    made(frame(b=1000 + 3 * np.arange(24)))
+    made(frame(19, b=np.roll(np.arange(19), 1)))
 
 
 def test_what_only_rows_held_out_have_is_said():
