@@ -1318,9 +1318,12 @@ def _report_leaks(table: _Table, columns: Sequence[str], target: _Target, y: np.
     import pandas as pd
     from pandas.api import types
 
-    if len(y) < _FEW:
+    # Of classes of one row each, any column of different values has a value for each.
+    if len(y) < max(_FEW, 2 * len(target.classes or ())):
         return
-    y = y.ravel() if target.is_category else y.ravel() - y.mean(dtype=np.float64)
+    if not target.is_category:
+        y = y.ravel().astype(np.float64)
+        y -= y.mean()
     for name in columns:
         column = table.frame[name]
         if target.is_category:

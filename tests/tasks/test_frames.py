@@ -820,6 +820,12 @@ def test_a_feature_that_is_the_class_under_another_name_is_said():
                 named, user="who", target="kind", features=["code", "a"], model=dense(3)
             )
     made(df, features=["other", "a"])
+    # Classes of one row each are reported otherwise.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one_each = frame(kind=[f"k{k}" for k in range(24)])
+        tasks.from_frame(one_each, user="who", target="kind", features=["a"], model=dense(24, 1))
+    assert caught and not any("determines" in str(w.message) for w in caught)
 
 
 def test_different_whole_numbers_are_no_index():
