@@ -5,6 +5,7 @@ check as much as possible before a run. Features are scaled only if `standardize
 """
 
 import collections
+import decimal
 import functools
 import math
 import numbers
@@ -52,6 +53,10 @@ _OF_TIME = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time"
 _MISSING_MARKS = ("", *"nan None <NA> NaT NaN NA N/A n/a n.a. #N/A null NULL ? - -- .".split())
 # A column is reported if float32 rounds it by more than this share of its standard deviation.
 _COARSE = 0.01
+# A deviation below this share of the mean is rounding noise, as of 0.1 + 0.2 beside 0.3.
+_NOISE = 1e-12
+# float64 holds every whole number up to this one.
+_MOST_WHOLE = 2**53
 # Copies of training rows are reported if more than this share of the rows held out are such.
 _MOST_COPIES = 0.01
 # Rows that are looked at together.
@@ -384,12 +389,24 @@ class _Table:
         if twice:
             raise TaskError(f"{what} has two columns named {twice[0]!r}; rename one.")
         self.user = None if users_may_lack and user not in frame.columns.tolist() else user
+        for column in frame.columns.tolist():
+            if column not in (user, id) and _are_exact_numbers(frame[column]):
+                frame[column] = self._floats(column)
         for column, role in ((self.user, "user"), (target, "target"), (id, "id")):
             if column is not None:
                 self.require(column, role)
         used = [c for c in (user, target, id) if c is not None]
         if len(set(used)) < len(used):
             raise TaskError("user, target and id must be three different columns.")
+
+    def _floats(self, name: Any) -> list[float]:
+        """Returns a column of `_are_exact_numbers`; missing values are NaN."""
+        column = self.frame[name]
+        known = column.notna()
+        try:
+            return [float(v) if k else math.nan for v, k in zip(column, known, strict=True)]
+        except OverflowError as e:
+            raise TaskError(f"{self.what}: column {name!r} is beyond float64; scale it.") from e
 
     def require(self, column: str, role: str) -> None:
         """Refuses a missing column."""
@@ -410,6 +427,10 @@ class _Table:
         kind = "missing values"
         if not wrong.any() and getattr(column.dtype, "kind", "") == "f":
             wrong, kind = np.isinf(column.to_numpy(float)), "infinite values"
+        if kind == "missing values" and wrong.all():
+            raise TaskError(
+                f"{self.what}: column {name!r} has no values; drop the column, or name others."
+            )
         if wrong.any():
             raise TaskError(
                 f"{self.what}: column {name!r} has {int(wrong.sum())} {kind}, the first in row "
@@ -465,17 +486,36 @@ def _without_arrow(frame: Any) -> Any:
     return made
 
 
+def _are_exact_numbers(column: Any) -> bool:
+    """Returns whether a column holds numbers as objects, such as decimals of a database."""
+    if column.dtype != object:
+        return False
+    given = column[column.notna()]
+    # Whole numbers that NumPy cannot hold may be names of classes.
+    return not all(isinstance(value, int) for value in given) and all(
+        isinstance(value, numbers.Real | decimal.Decimal) and not isinstance(value, bool)
+        for value in given
+    )
+
+
 def _check_ids(tables: Sequence[_Table]) -> None:
     """Refuses rows of the same name, within one table or in two."""
     seen: dict[Any, str] = {}
+    written: dict[str, Any] = {}
+    alike = []
     for table in tables if tables[0].id is not None else ():
         for row, name in enumerate(table.values(table.id)):
             place = f"row {row} of {table.what}"
+            other = written.setdefault(str(name), name)
+            if other != name and name not in seen:
+                alike.append(f"{other!r} in {seen[other]} and {name!r} in {place}")
             if name in seen:
                 raise TaskError(
                     f"id: {seen[name]} and {place} both have {name!r}; drop one (drop_duplicates)."
                 )
             seen[name] = place
+    if alike:
+        _warn(f"id: text and numbers name different rows: {alike[0]}; make both text.")
 
 
 def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list[str]:
@@ -517,11 +557,20 @@ def _columns(table: _Table, target: str, features: Sequence[str] | None) -> list
 
 def _numbers_rows(column: Any) -> bool:
     """Returns whether a column of numbers seems to be an index, by its name or its values."""
+    from pandas.api import types
+
     # pandas's names of an index without one, from `read_csv` and `reset_index`.
     if re.fullmatch(r"Unnamed: \d+|index|level_\d+", str(column.name)):
         return True
+    if column.isna().any():
+        return False
     first = column.iloc[0]
-    return first in (0, 1) and bool((column == np.arange(len(column)) + first).all())
+    if first in (0, 1) and (column == np.arange(len(column)) + first).all():
+        return True
+    # In another order, or from another number on. In a short table this may be chance.
+    if len(column) < _FEW or not (types.is_any_real_numeric_dtype(column) and column.is_unique):
+        return False
+    return bool((column % 1 == 0).all() and column.max() - column.min() == len(column) - 1)
 
 
 class _Target:
@@ -545,9 +594,13 @@ class _Target:
         if target_type not in (None, *TARGET_TYPES):
             raise TaskError(f"target_type={target_type!r} must be category or number.")
         if target_type == "number" and not is_number:
-            raise TaskError(f"target {name!r} is {column.dtype}, not a number.")
+            raise TaskError(
+                f"target {name!r} is {column.dtype}, not a number; pd.to_numeric makes it so."
+            )
         number = column.nunique()
-        if target_type is None and not has_loss and is_number and number <= _FEW:
+        if target_type != "category" and not has_loss and is_number and number == 1:
+            _warn(f"target {name!r} is {column.iloc[0]} in every row: nothing to learn.")
+        elif target_type is None and not has_loss and is_number and number <= _FEW:
             # After missing values pandas holds whole numbers as floats.
             if (column % 1 == 0).all():
                 _warn(
@@ -641,19 +694,34 @@ def _codes(table: _Table, name: str, values: Sequence[Any]) -> np.ndarray:
     return np.array([place[v] for v in found], np.int32)
 
 
-def _numbers(table: _Table, name: str) -> np.ndarray:
-    """Returns a column of numbers as float64 `[n]`.
+def _numbers(table: _Table, name: str, origin: int = 0) -> np.ndarray:
+    """Returns a column of numbers, less `origin`, as float64 `[n]`.
 
-    Text that reads as numbers is converted. Dates, durations and complex numbers are refused, which
-    NumPy would convert as well.
+    Whole numbers are subtracted exactly, also those that float64 would round. Text that reads as
+    numbers is converted. Dates, durations and complex numbers are refused, which NumPy would
+    convert as well.
     """
+    from pandas.api import types
+
     column = table.frame[name]
     if getattr(column.dtype, "kind", "") in "mMc":
         raise TaskError(f"{table.what}: column {name!r} is {column.dtype}, not a number.")
+    if origin and types.is_integer_dtype(column):
+        return np.array([value - origin for value in column.tolist()], np.float64)
     try:
-        return column.to_numpy(np.float64)
+        return column.to_numpy(np.float64) - origin
     except (TypeError, ValueError) as e:
         raise TaskError(f"{table.what}: column {name!r} is not a number: {e}") from e
+
+
+def _origin(column: Any) -> int:
+    """Returns the least of whole numbers if float64 would round some of them, otherwise 0."""
+    from pandas.api import types
+
+    if not types.is_integer_dtype(column):
+        return 0
+    least, most = int(column.min()), int(column.max())
+    return least if max(-least, most) > _MOST_WHOLE else 0
 
 
 def _require_text(column: Any) -> None:
@@ -695,12 +763,13 @@ def _reads_as_number(text: str) -> bool:
     return True
 
 
-def _report_rounding(what: str, values: Any) -> None:
+def _report_rounding(what: str, values: Any, way: str = "subtract its minimum") -> None:
     """Warns of numbers that differ by little more than float32 can tell apart.
 
     Args:
       what: Their name.
       values: A series or array; text is skipped.
+      way: What to do about it.
     """
     from pandas.api import types
 
@@ -715,19 +784,23 @@ def _report_rounding(what: str, values: Any) -> None:
     if np.isfinite(error) and error > _COARSE * deviation:
         _warn(
             f"{what}: float32 rounds it by up to {error:.3g}, and its standard deviation is "
-            f"{deviation:.3g}; subtract its mean, or standardize it."
+            f"{deviation:.3g}; {way}."
         )
 
 
 class _Features:
-    """Columns of numbers, and of categories that are one-hot encoded."""
+    """Columns of numbers, and of categories that are one-hot encoded.
+
+    Attributes:
+      columns: Their names.
+    """
 
     transform = None
 
     def __init__(self, table: _Table, columns: Sequence[str], standardize: bool):
         from pandas.api import types
 
-        self._columns, self._categories = columns, {}
+        self.columns, self._categories = columns, {}
         for name in columns:
             table.complete(name)
             column = table.frame[name]
@@ -744,17 +817,34 @@ class _Features:
             self._categories[name] = values
             _report_alike(f"categories of feature {name!r}", values)
         self._standardize = standardize
-        # Mean and deviation.
+        # What is subtracted from whole numbers before, and then the mean and deviation.
+        self._origins: dict[str, int] = {}
         self._scale: tuple[np.ndarray, np.ndarray] | None = None
 
     def fit(self, table: _Table, rows: np.ndarray) -> None:
-        """Learns means, deviations and categories from training rows."""
+        """Learns means and deviations from training rows."""
+        for name, values in self._categories.items():
+            found = _codes(table, name, values)
+            _report_untrained(f"feature {name!r}", values, found[rows])
         if self._standardize:
+            for name in self.columns:
+                origin = _origin(table.frame[name].iloc[rows])
+                if origin and name not in self._categories:
+                    self._origins[name] = origin
             x = self._unscaled(table)[rows].astype(np.float64)
             # A column of one value stays at 0, whatever its mean is rounded to.
             varies = x.min(0) < x.max(0)
             with np.errstate(over="ignore", invalid="ignore"):
-                self._scale = np.where(varies, x.mean(0), x[0]), np.where(varies, x.std(0), 1.0)
+                mean, deviation = x.mean(0), x.std(0)
+                # Whole numbers are not rounded.
+                noise = varies & (deviation < _NOISE * np.abs(mean)) & (x % 1 != 0).any(0)
+            if noise.any():
+                _warn(
+                    f"{table.what}: {_some(self._of(noise))} differs by rounding errors only and "
+                    "is standardized as a constant; leave it out."
+                )
+            varies &= ~noise
+            self._scale = np.where(varies, mean, x[0]), np.where(varies, deviation, 1.0)
             if not np.isfinite(self._scale).all():
                 raise TaskError(f"{table.what}: features are too large to standardize; scale them.")
 
@@ -773,27 +863,36 @@ class _Features:
     def _unscaled(self, table: _Table) -> np.ndarray:
         """Returns the inputs of a table's rows before any scaling, float64 where needed."""
         parts: list[np.ndarray] = []
-        for name in self._columns:
+        for name in self.columns:
             table.require(name, "features")
             table.complete(name)
             if name in self._categories:
                 values = self._categories[name]
                 part = np.eye(len(values), dtype=np.float32)[_codes(table, name, values)]
             else:
-                part = _numbers(table, name)[:, None]
+                part = _numbers(table, name, self._origins.get(name, 0))[:, None]
                 if not self._standardize:
-                    _report_rounding(f"{table.what}: column {name!r}", table.frame[name])
+                    what = f"{table.what}: column {name!r}"
+                    way = "subtract its minimum, or standardize it"
+                    _report_rounding(what, table.frame[name], way)
             parts.append(part)
         return np.concatenate(parts, axis=1)
 
+    def _of(self, chosen: np.ndarray) -> list[str]:
+        """Returns the names of columns by whether each input is chosen."""
+        inputs = [c for c in self.columns for _ in self._categories.get(c, [None])]
+        return [f"column {c!r}" for c, told in zip(inputs, chosen, strict=True) if told]
+
     def encoding(self) -> dict[str, Any]:
         """Describes the inputs, for the record."""
-        found: dict[str, Any] = {"features": list(map(str, self._columns))}
+        found: dict[str, Any] = {"features": list(map(str, self.columns))}
         if self._categories:
             found["categories"] = {str(k): _for_json(v) for k, v in self._categories.items()}
         if self._scale is not None:
             mean, deviation = self._scale
             found |= {"mean": mean.tolist(), "deviation": deviation.tolist()}
+            if self._origins:
+                found["subtracted_before"] = {str(k): v for k, v in self._origins.items()}
         return found
 
 
@@ -1044,6 +1143,10 @@ def _task(  # noqa: C901
         if share:
             parts, held_out[purpose] = partitions.split_by_id(parts, share, seed, purpose)
     rows = np.sort(np.concatenate(list(parts.values())))
+    if target.classes is not None:
+        _report_untrained(f"target {target.name!r}", target.classes, y[rows])
+    if isinstance(inputs, _Features):
+        _report_leaks(table, inputs.columns, target, y)
     inputs.fit(table, rows)
     x, transform = inputs.take(table), inputs.transform
 
@@ -1210,28 +1313,86 @@ def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray 
         _warn(f"{missing.clients(one_class)} of {len(parts)} have rows of one class only.")
 
 
+def _report_leaks(table: _Table, columns: Sequence[str], target: _Target, y: np.ndarray) -> None:
+    """Warns of features that are the target under other names, or in another unit."""
+    import pandas as pd
+    from pandas.api import types
+
+    # Of classes of one row each, any column of different values has a value for each.
+    if len(y) < max(_FEW, 2 * len(target.classes or ())):
+        return
+    if not target.is_category:
+        y = y.ravel().astype(np.float64)
+        y -= y.mean()
+    for name in columns:
+        column = table.frame[name]
+        if target.is_category:
+            leaks = np.array_equal(pd.factorize(np.asarray(column))[0], pd.factorize(y)[0])
+        elif types.is_any_real_numeric_dtype(column):
+            x = _numbers(table, name)
+            with np.errstate(all="ignore"):
+                x = x - x.mean()
+                leaks = np.abs(x @ y) > (1 - 1e-12) * np.sqrt(x @ x) * np.sqrt(y @ y) > 0
+        else:
+            leaks = False
+        if leaks:
+            _warn(
+                f"{table.what}: feature {name!r} determines target {target.name!r} exactly; if it "
+                "is made from the target, leave it out."
+            )
+
+
+def _report_untrained(what: str, values: Sequence[Any], codes: np.ndarray) -> None:
+    """Warns of classes or categories that no training row has, by the rows' codes."""
+    without = [repr(values[k]) for k in np.setdiff1d(np.arange(len(values)), codes)]
+    if without:
+        _warn(
+            f"{what}: only rows held out have {_some(without)}, so no client learns it; drop these "
+            "rows, or draw others with seed."
+        )
+
+
 def _report_alike(kind: str, names: Iterable[Any]) -> None:
     """Warns of names that a reader would take for one."""
-    written: dict[str, list[str]] = {}
-    for name in names:
-        if isinstance(name, str):
-            read = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
-            written.setdefault(read, []).append(name)
-    # Two forms of one character look the same unless they are spelt out.
-    alike = [" and ".join(map(ascii, names)) for names in written.values() if len(names) > 1]
-    if alike:
-        _warn(
-            f"{kind} whose names differ only in capitals, blanks or the form of Unicode are "
-            f"different {kind}: {_some(alike)}."
-        )
+    names = [name for name in names if isinstance(name, str)]
+    for how, read in (
+        ("differ only in capitals, blanks or the form of Unicode", _folded),
+        ("are the same number", _as_number),
+    ):
+        written: dict[Any, list[str]] = {}
+        for name in names:
+            written.setdefault(read(name), []).append(name)
+        written.pop(None, None)
+        # Two forms of one character look the same unless they are spelt out.
+        alike = [" and ".join(map(ascii, same)) for same in written.values() if len(same) > 1]
+        if alike:
+            _warn(f"{kind} whose names {how} are different {kind}: {_some(alike)}.")
+
+
+def _folded(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def _as_number(name: str) -> decimal.Decimal | None:
+    """Returns the exact number that a name is; `None` for others, also `1e3`, as an id may be."""
+    plain = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", name)
+    return decimal.Decimal(name) if plain else None
 
 
 def _report_strangers(table: _Table, own: Mapping, training: Mapping) -> None:
     strangers = [name for name in own if name not in training]
+    known = {_as_number(name): name for name in training}
+    known.pop(None, None)
+    alike = [(name, known[n]) for name in strangers if (n := _as_number(name)) in known]
     if strangers:
+        way = ""
+        if alike:
+            way = (
+                f" {alike[0][0]!r} may be {alike[0][1]!r} of the training table; write both alike."
+            )
         _warn(
             f"{missing.clients(strangers)} of {len(own)} in {table.what} have no training rows; "
-            "they are tested with the others."
+            f"they are tested with the others.{way}"
         )
 
 

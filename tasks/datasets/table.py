@@ -209,6 +209,7 @@ def load(
         "alpha": alpha,
         "shards_per_client": shards_per_client,
     }
+    named = None if features is None else next(csv.reader([features]))
     with _told_on_standard_error():
         if use_synthetic_data:
             frame, folder = _synthetic(), ""
@@ -216,12 +217,14 @@ def load(
             assert path is not None  # See _check_data.
             path = _place(path, data_dir)
             frame, folder = read("--table_path", path), os.path.dirname(path)
+            if text is None and image is None:
+                _report_padded(path, frame, named, others=(user, id, target))
         task = frames.from_frame(
             frame,
             user=user,
             target=target,
             model=models.softmax_regression if model == _LINEAR else _function(model),
-            features=None if features is None else next(csv.reader([features])),
+            features=named,
             text=text,
             image=image,
             image_dir=folder,
@@ -277,12 +280,14 @@ def _read(
     """
     import pandas as pd
 
+    header = pd.Series(dtype=str)
     try:
         header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             # By default pandas takes values beyond the header's for row names: columns shift.
-            frame = pd.read_csv(path, index_col=False)
+            # By default pandas decides on the type of each part of a column apart.
+            frame = pd.read_csv(path, index_col=False, low_memory=False)
         # "NA" may be a user's name, but is a missing number elsewhere.
         text = pd.read_csv(
             path,
@@ -299,6 +304,7 @@ def _read(
         reason = " ".join(str(e).split())
         raise DataError(f"{flag}={path} cannot be unpacked: {reason}; unpack it yourself") from e
     except UnicodeDecodeError as e:
+        _refuse_other_formats(flag, path)
         form = "UTF-16" if e.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "CP1252"
         raise DataError(
             f"{flag}={path} is not in UTF-8; convert it, for example by "
@@ -306,14 +312,20 @@ def _read(
         ) from e
     except pd.errors.ParserWarning as e:
         _refuse_other_separators(flag, path, header)
+        _refuse_comments(flag, path, header)
         raise DataError(
             f"{flag}={path} has rows with more values than the header has names "
             f"({', '.join(map(str, header))}); name each column, also that of row names."
         ) from e
+    except pd.errors.EmptyDataError as e:
+        raise DataError(f"{flag}={path} is empty; name a CSV file with a header.") from e
     except ValueError as e:  # Of pandas's errors.
+        _refuse_other_formats(flag, path)
+        _refuse_other_separators(flag, path, header)
+        _refuse_comments(flag, path, header)
         raise DataError(
-            f"{flag}={path} is not a CSV file: {' '.join(str(e).split())}. It must have a header "
-            f"and be separated by commas; {_TO_COMMAS}"
+            f"{flag}={path} is not a CSV file: {' '.join(str(e).split())}. It must have a header, "
+            "be separated by commas and have as many values in each row."
         ) from e
     _refuse_other_separators(flag, path, header)
     _refuse_stray_quotes(flag, path, frame)
@@ -338,9 +350,62 @@ def _texts(frame: pd.DataFrame) -> list[str]:
     return [c for c in frame if any(isinstance(value, str) for value in frame[c])]
 
 
+def _refuse_other_formats(flag: str, path: str) -> None:
+    """Refuses files of other formats that hold tables, by their first bytes."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+        of_excel = False
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as parts:
+                of_excel = any(name.startswith("xl/") for name in parts.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return
+    kinds = {
+        "Parquet file": ("read_parquet", start == b"PAR1"),
+        # The second is Excel's format before 2007.
+        "Excel file": ("read_excel", of_excel or start == b"\xd0\xcf\x11\xe0"),
+        "pickle": ("read_pickle", start[:1] == b"\x80"),
+    }
+    for kind, (function, found) in kinds.items():
+        if found:
+            raise DataError(
+                f"{flag}={path} is of another format ({kind}); convert it, for example by "
+                f"pandas.{function}({os.path.basename(path)!r}).to_csv('NEW.csv', index=False)."
+            )
+
+
 def _refuse_other_separators(flag: str, path: str, header: pd.Series) -> None:
-    if len(header) == 1 and re.search("[;\t]", str(header[0])):
-        raise DataError(f"{flag}={path} is not separated by commas; {_TO_COMMAS}")
+    first = str(header.iloc[0]) if len(header) else ""
+    if first.startswith("sep="):
+        raise DataError(f"{flag}={path} begins with a line for Excel, {first!r}; delete that line.")
+    if len(header) == 1 and re.search("[;\t]", first):
+        separator = "\t" if "\t" in first else ";"
+        decimal = ", decimal=','" if _has_decimal_commas(path, separator) else ""
+        raise DataError(
+            f"{flag}={path} is not separated by commas; convert it, for example by "
+            f"pandas.read_csv('OLD.csv', sep={separator!r}{decimal})"
+            ".to_csv('NEW.csv', index=False)."
+        )
+
+
+def _has_decimal_commas(path: str, separator: str) -> bool:
+    """Returns whether the first rows of a file have numbers such as `1,5`."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path, sep=separator, nrows=100, dtype=str, index_col=False)
+    except ValueError:  # It is refused anyway.
+        return False
+    return any(frame[c].str.fullmatch(r"[+-]?\d*,\d+", na=False).any() for c in frame)
+
+
+def _refuse_comments(flag: str, path: str, header: pd.Series) -> None:
+    if len(header) and str(header.iloc[0]).startswith("#"):
+        raise DataError(
+            f"{flag}={path} begins with {header.iloc[0]!r}, not with its columns' names; delete "
+            "that line."
+        )
 
 
 def _refuse_stray_quotes(flag: str, path: str, frame: pd.DataFrame) -> None:
@@ -362,11 +427,6 @@ def _refuse_stray_quotes(flag: str, path: str, frame: pd.DataFrame) -> None:
             "file has text after a closing quotation mark, so rows may be joined. Write every "
             "quotation mark within a value twice."
         ) from e
-
-
-_TO_COMMAS = (
-    "convert it, for example by pandas.read_csv('OLD.csv', sep=';').to_csv('NEW.csv', index=False)."
-)
 
 
 def _in_order(classes: Sequence[str]) -> list[str]:
@@ -391,6 +451,29 @@ def _report_codes(name: str, written: pd.Series, read: pd.Series) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _report_padded(
+    path: str, frame: pd.DataFrame, named: Sequence[str] | None, others: Sequence[str | None]
+) -> None:
+    """Warns of features that are read as numbers, but look like codes, as those of towns."""
+    import pandas as pd
+    from pandas.api import types
+
+    used = [c for c in frame if (c in named if named is not None else c not in others)]
+    whole = [c for c in used if types.is_integer_dtype(frame[c])]
+    # The first rows are enough, and the text of all would need much memory.
+    text = pd.read_csv(path, index_col=False, nrows=1000, usecols=whole.__contains__, dtype=str)
+    for name in text:
+        # Days, months and hours have two digits.
+        codes = text[name][text[name].str.fullmatch(r"0\d{2,}", na=False)]
+        if len(codes):
+            warnings.warn(
+                f"feature {name!r} has {codes.iloc[0]!r}, and is read as a number; if it has "
+                "codes, leave it out by --table_features.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _function(named: str) -> Callable:

@@ -1,6 +1,7 @@
 """Tasks made of tables and arrays: what becomes of rows and columns, and what is refused."""
 
 import decimal
+import fractions
 import json
 import pathlib
 import struct
@@ -160,6 +161,27 @@ def test_numbers_that_pandas_holds_as_objects_are_numbers():
     np.testing.assert_array_equal(objects, made().train.examples(0).x)
 
 
+@pytest.mark.parametrize("make", [decimal.Decimal, fractions.Fraction])
+def test_decimals_and_fractions_are_numbers(make):
+    def exact(column):
+        return [make(str(value)) for value in column]
+
+    df = frame().assign(y=(np.arange(24) * 7) % 11 / 10)
+    fields = {"target": "y", "features": ["a", "b"], "model": dense(1)}
+    wanted, objects = made(df, **fields), made(df.assign(y=exact(df.y), a=exact(df.a)), **fields)
+    assert objects.primary_metric == "mse"
+    np.testing.assert_array_equal(objects.train.examples(0).x, wanted.train.examples(0).x)
+    np.testing.assert_array_equal(objects.train.examples(0).y, wanted.train.examples(0).y)
+    arrays = tasks.from_arrays(df[["a", "b"]], exact(df.y), df.who, model=dense(1))
+    assert arrays.primary_metric == "mse"
+    for column in "a", "y":
+        for lost in None, pd.NA:
+            missing = df.assign(**{column: [lost, 1, *exact(df[column])[2:]]})
+            says = f"'{column}' has 1 missing values, the first in row 0"
+            with pytest.raises(DataError, match=says):
+                made(missing, **fields)
+
+
 @pytest.mark.parametrize("least", [2**60, 1e9])
 def test_numbers_that_float32_cannot_tell_apart_are_said(least):
     df = frame(a=least + np.arange(24))
@@ -170,9 +192,11 @@ def test_numbers_that_float32_cannot_tell_apart_are_said(least):
         tasks.from_arrays(df[["a"]].to_numpy(), df.kind, df.who, model=dense(3, 1))
     with pytest.warns(RuntimeWarning, match="target 'a': float32 rounds it by up to"):
         tasks.from_frame(df, user="who", target="a", features=["b"], model=dense(1, 1))
-    if least == 1e9:
-        task = made(df, features=["a"], model=dense(3, 1), standardize=True)
-        assert len(np.unique(np.concatenate([e.x for e in map(task.train.examples, range(4))]))) > 9
+    # Both things that the warning advises.
+    for changed, given in (df.assign(a=df.a - df.a.min()), {}), (df, {"standardize": True}):
+        task = made(changed, features=["a"], model=dense(3, 1), test=None, **given)
+        x = np.concatenate([e.x for e in map(task.train.examples, range(4))])
+        assert len(np.unique(x)) == 24
 
 
 def test_losses_and_metrics_of_the_callers():
@@ -229,6 +253,36 @@ def test_standardised_far_from_0_as_near_it():
     x = np.concatenate([task.train.examples(k).x for k in range(4)])
     np.testing.assert_allclose(x[:, 0], x[:, 1], atol=1e-6)
     assert not x[:, 2].any()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "Int64"])
+def test_standardised_beyond_float64_as_near_0(dtype):
+    at = np.arange(24)
+    df = frame(big=pd.array(2**60 + 5 * at, dtype), near=at)
+    others = df.assign(near=df.near + 0.2, big=df.big + 1)
+    fields = {"features": ["big", "near"], "standardize": True, "test_frame": others}
+    task = made(df, **fields)
+    x = np.concatenate([task.train.examples(k).x for k in range(4)])
+    np.testing.assert_allclose(x[:, 0], x[:, 1], atol=1e-6)
+    tests = task.central_test.x
+    np.testing.assert_allclose(tests[:, 0], tests[:, 1], atol=1e-6)
+    assert task.encoding["subtracted_before"] == {"big": 2**60}
+    whole = [int(v) - 2**60 for v in others.big]
+    by_record = (np.array(whole) - task.encoding["mean"][0]) / task.encoding["deviation"][0]
+    np.testing.assert_allclose(tests[:, 0], by_record, rtol=1e-6)
+
+
+def test_rounding_errors_are_not_blown_up():
+    df = frame(sum=[0.3, 0.1 + 0.2] * 12)
+    fields = {"user": "who", "target": "kind", "model": dense(3)}
+    with pytest.warns(RuntimeWarning, match="column 'sum' differs by rounding errors only and is"):
+        task = tasks.from_frame(df, features=["b", "sum"], standardize=True, **fields)
+    x = np.concatenate([task.train.examples(k).x for k in range(4)])
+    assert np.abs(x[:, 1]).max() < 1e-12 and np.abs(x[:, 0]).max() > 1
+    # Whole numbers are exact, also as floats.
+    df = frame(ticks=1e15 + np.arange(24))
+    task = made(df, features=["b", "ticks"], standardize=True)
+    assert np.abs(task.train.examples(0).x[:, 1]).max() > 1
 
 
 def test_a_word_is_the_same_in_both_forms_of_unicode():
@@ -438,7 +492,13 @@ def with_value(column, value, row=3):
     [
         (with_value("a", NAN), {}, "column 'a' has 1 missing values, the first in row 3; drop"),
         (with_value("a", np.inf), {}, "column 'a' has 1 infinite values, the first in row 3"),
+        (
+            frame(a=pd.array([pd.NA, *range(1, 24)], "Int64")),
+            {},
+            "column 'a' has 1 missing values, the first in row 0; drop",
+        ),
         (with_value("kind", None), {}, "column 'kind' has 1 missing values"),
+        (frame(b=NAN), {}, "column 'b' has no values; drop the column, or name others"),
         (with_value("who", None), {}, "column 'who' has 1 missing values"),
         (with_value("who", 7), {}, "column 'who': users must be all text or all numbers"),
         (frame(who=[1, True, 2, 3] * 6), {}, "column 'who': users must be all text or all numbers"),
@@ -476,7 +536,7 @@ def with_value(column, value, row=3):
         (None, {"validation": -0.1}, "validation=-0.1 must be a share"),
         (None, {"seed": -1}, "seed=-1 must be a whole number"),
         (None, {"target_type": "class"}, "target_type='class' must be category or number"),
-        (None, {"target_type": "number"}, "target 'kind' is .*, not a number"),
+        (None, {"target_type": "number"}, "target 'kind' is .*, not a number; pd.to_numeric"),
         (None, {"model": dense(3)(0)}, "model must be a function .* found a Sequential"),
         (None, {"test_frame": [1]}, "test_frame must be a pandas DataFrame, found a list"),
         (None, {"test_frame": frame().drop(columns="a")}, "features: test_frame has no column 'a'"),
@@ -519,9 +579,9 @@ def with_value(column, value, row=3):
             "'since' is timedelta64.*; make it a number",
         ),
         (
-            frame(price=[decimal.Decimal("1.5")] * 24),
+            frame(price=[frozenset()] * 24),
             {"features": ["price"]},
-            "'price' is Decimal; make it a number",
+            "'price' is frozenset; make it a number",
         ),
         (frame(big=1e300), {"features": ["big"]}, "features hold numbers beyond float32"),
         (
@@ -556,7 +616,7 @@ def with_value(column, value, row=3):
         ),
         (
             frame(n=range(24)),
-            {"target": "n", "features": ["a"], "loss": "mse", "test_frame": frame(n=0.5)},
+            {"target": "n", "features": ["b"], "loss": "mse", "test_frame": frame(n=0.5)},
             "test_frame: target 'n' has fractions, but the training table has whole numbers",
         ),
         (
@@ -662,6 +722,12 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
             "capitals, blanks or the form of Unicode are different classes: 'Yes ' and 'yes'",
         ),
         (
+            frame(kind=["1", "1.0", "2", "2.50"] * 6),
+            "names are the same number are different classes: '1' and '1.0'.",
+        ),
+        (frame(who=["7", "007", "8", "80"] * 6), "are different users: '007' and '7'."),
+        (frame(b=["01", "1", "-"] * 8), "different categories of feature 'b': '01' and '1'."),
+        (
             frame(b=["x  y", "x y"] * 12),
             "are different categories of feature 'b': 'x  y' and 'x y'",
         ),
@@ -686,6 +752,8 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
         (frame(kind=["1", "2", "n. d."] * 8), r"'kind' has text such as 'n\. d\.' among numbers"),
         (frame(), "df: column 'a' seems to number the rows and is used as a feature; if it"),
         (frame(b=np.arange(1, 25)), "df: column 'a', 'b' seems to number the rows"),
+        (frame(b=(7 * np.arange(24)) % 24), "df: column 'a', 'b' seems to number the rows"),
+        (frame(b=np.arange(892, 916.0)), "df: column 'a', 'b' seems to number the rows"),
         (frame().rename(columns={"b": "Unnamed: 0"}), "column 'a', 'Unnamed: 0' seems to number"),
     ],
 )
@@ -696,6 +764,95 @@ def test_what_may_be_meant_otherwise_is_said_by_name(df, says):
     # The first test of a process may also see warnings of what it imports.
     ours = [w for w in warned if w.category is RuntimeWarning]
     assert all(w.filename == __file__ for w in ours), "it names the caller's line"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"who": ["00", "01", "02", "03"] * 6}, "'00' may be '0' of the training table; write bo"),
+        (
+            {"who": [0.0, 1.0, 2.0, 3.5] * 6},
+            r"4 clients .* '0\.0' may be '0' of the training table",
+        ),
+        ({"id": [str(k) for k in range(24)]}, "rows: 0 in row 0 of df and '0' in row 0 of test_f"),
+    ],
+)
+def test_names_of_a_test_table_that_are_written_otherwise_are_said(change, says):
+    df = frame(who=[0, 1, 2, 3] * 6, id=range(24))
+    others = frame(**{"a": np.arange(24) + 0.5, "who": df.who, "id": range(70, 94), **change})
+    fields = {"user": "who", "target": "kind", "model": dense(3), "features": ["a", "b"]}
+    with pytest.warns(RuntimeWarning, match=says):
+        tasks.from_frame(df, id="id", test_frame=others, **fields)
+
+
+def test_a_constant_target_is_said():
+    df = frame(y=5.0)
+    fields = {"target": "y", "features": ["a", "b"], "model": dense(1)}
+    for given in {}, {"target_type": "number"}:
+        with pytest.warns(RuntimeWarning, match="^target 'y' is 5.0 in every row: nothing to") as w:
+            tasks.from_frame(df, user="who", **fields, **given)
+        assert not any("whole numbers" in str(warning.message) for warning in w)
+    # A loss of the caller's need not use it.
+    made(df, loss="mse", **fields)
+
+
+@pytest.mark.parametrize("copy", [lambda y: y, lambda y: 32 + 1.8 * y, lambda y: -100 * y])
+def test_a_feature_that_is_the_target_is_said(copy):
+    y = np.random.default_rng(0).normal(size=24).round(3)
+    df = frame(y=y, copy=copy(y), near=y + 1e-4 * np.arange(24), constant=1.0)
+    fields = {"target": "y", "model": dense(1)}
+    with pytest.warns(
+        RuntimeWarning, match="^df: feature 'copy' determines target 'y' exactly; if"
+    ):
+        tasks.from_frame(df, user="who", features=["copy", "near", "constant"], **fields)
+    made(df, features=["b", "near", "constant"], **fields)
+    # Few rows may agree by chance.
+    made(df[:12], features=["copy"], **fields)
+
+
+def test_a_feature_that_is_the_class_under_another_name_is_said():
+    df = frame().assign(code=lambda d: d.kind.map({"cat": 7, "dog": 1, "emu": 3}))
+    df["other"] = df.code.where(df.index != 5, 7)
+    for feature in df.code, df.code.map("k{}".format):
+        named = df.assign(code=feature)
+        with pytest.warns(RuntimeWarning, match="feature 'code' determines target 'kind' exactly"):
+            tasks.from_frame(
+                named, user="who", target="kind", features=["code", "a"], model=dense(3)
+            )
+    made(df, features=["other", "a"])
+    # Classes of one row each are reported otherwise.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        one_each = frame(kind=[f"k{k}" for k in range(24)])
+        tasks.from_frame(one_each, user="who", target="kind", features=["a"], model=dense(24, 1))
+    assert caught and not any("determines" in str(w.message) for w in caught)
+
+
+def test_different_whole_numbers_are_no_index():
+    made(frame(b=1000 + 3 * np.arange(24)))
+    made(frame(19, b=np.roll(np.arange(19), 1)))
+
+
+def test_what_only_rows_held_out_have_is_said():
+    fields = {"user": "who", "target": "kind", "model": dense(3)}
+    df = frame(b="x")
+    held_out = made().central_test.x[0, 0]
+    df.loc[df.a == held_out, ["b", "kind"]] = ["y", "ox"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tasks.from_frame(df, features=["a", "b"], **fields)
+    told = [str(w.message) for w in caught if "only rows held out" in str(w.message)]
+    says = "{}: only rows held out have {}, so no client learns it; drop these rows, or draw others"
+    assert len(told) == 2
+    assert told[0].startswith(says.format("target 'kind'", "'ox'"))
+    assert told[1].startswith(says.format("feature 'b'", "'y'"))
+    made(df, features=["a", "b"], test=None)
+
+
+def test_ids_that_are_not_the_same_number_are_not_reported():
+    # The last two are one number in float64.
+    users = ["1e3", "1000", "0e1", "0e2", "x1", str(2**60), str(2**60 + 1), "2"]
+    made(frame(32, who=users * 4), test=None)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 import json
 import os
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
+import warnings
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -134,6 +137,20 @@ def test_tests_of_another_file_and_drawn_clients(here):
     assert len(drawn.train.client_ids) == 3 and drawn.settings["partition_seed"] == 1
 
 
+def test_a_column_of_two_types_has_one_in_a_long_file(here, capsys):
+    rows = 200_000
+    size = np.where(np.arange(rows) < rows - 5, "7", "large")
+    who = np.arange(rows) % 3
+    frame = pd.DataFrame({"who": who, "a": who, "size": size, "kind": who % 2})
+    frame.to_csv("long.csv", index=False)
+    own = {"path": "long.csv", "user": "who", "target": "kind", "target_type": "category"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        task = tasks.load("table", features="size", **own)
+    assert task.encoding["categories"] == {"size": ["7", "large"]}
+    assert "DtypeWarning" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["NA", "nan", "None", "007"])
 def test_users_whose_names_look_like_something_else(here, name):
     frame = pd.read_csv("table.csv", dtype=str).replace({"who": {"000": name}})
@@ -203,7 +220,9 @@ def test_codes_of_classes_are_kept_as_written(here, capsys, test_path):
     pd.read_csv("table.csv", dtype=str).assign(code=codes).to_csv("table.csv", index=False)
     task = tasks.load("table", target_type="category", test_path=test_path, **own)
     assert task.encoding["classes"] == ["01", "1", "2", "10"]
-    assert capsys.readouterr().err.startswith("warning: 4 clients"), "each has one class only"
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].endswith("are the same number are different classes: '01' and '1'.")
+    assert told[1].startswith("warning: 4 clients"), "each has one class only"
     task = tasks.load("table", **own)
     told = capsys.readouterr().err.splitlines()
     assert "classes" not in task.encoding
@@ -213,6 +232,21 @@ def test_codes_of_classes_are_kept_as_written(here, capsys, test_path):
     )
     tasks.load("table", target_type="number", **own)
     assert capsys.readouterr().err == ""
+
+
+def test_features_that_look_like_codes_are_said(here, capsys):
+    towns = [f"{1000 + 37 * k:05}" for k in range(48)]
+    frame = pd.read_csv("table.csv", dtype=str)
+    frame.assign(town=towns, month=["01", "12"] * 24).to_csv("table.csv", index=False)
+    own = {"path": "table.csv", "user": "who", "target": "kind"}
+    tasks.load("table", **own)
+    assert capsys.readouterr().err == (
+        "warning: feature 'town' has '01000', and is read as a number; if it has codes, leave it "
+        "out by --table_features.\n"
+    )
+    tasks.load("table", features="a,month", **own)
+    tasks.load("table", **{**own, "user": "town"}, features="a,b", test_fraction=0)
+    assert "is read as a number" not in capsys.readouterr().err
 
 
 def test_a_missing_class_is_not_a_class(here):
@@ -241,12 +275,18 @@ def test_a_comma_at_the_end_of_rows_shifts_no_column(here):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("who;a;kind\nx;1;p\ny;2;q\n", "is not separated by commas; convert it, for example by p"),
-        ("who;a;kind\nx;1,5;p\ny;2;q\n", "is not separated by commas; convert it"),
-        ("who;a;kind\nx;1;p\ny;2,5,3;q\n", "be separated by commas; convert it, for example by p"),
-        ("who\ta\tkind\nx\t1\tp\n", "is not separated by commas; convert it"),
+        ("who;a;kind\nx;1;p\ny;2;q\n", r"not separated by commas; .* sep=';'\)\.to_csv\("),
+        ("who;a;kind\nx;1,5;p\ny;2;q\n", r"not separated by .* sep=';', decimal=','\)\.to_csv"),
+        ("who;a;kind\nx;1;p\ny;2,5,3;q\n", r"is not separated by commas; .* sep=';'\)"),
+        ("who\ta\tkind\nx\t1\tp\n", r"is not separated by commas; .* sep='\\t'\)\.to_csv"),
+        ("who\ta\tkind\nx\t1,5\tp\n", r"is not separated by .* sep='\\t', decimal=','\)"),
+        ("sep=,\nwho,a,kind\nx,1,p\n", "begins with a line for Excel, 'sep=,?'; delete that l"),
+        ("sep=;\nwho;a;kind\nx;1;p\n", "begins with a line for Excel, 'sep=;'; delete that l"),
+        ("# of 2024, mine\nwho,a,kind\nx,1,p\n", "begins with '# of 2024', not with its colu"),
+        ("who,a,kind\nx,1,p\nx,1,p,2,3\n", "have as many values in each row."),
+        ("", "is empty; name a CSV file with a header"),
         ("who,a,kind\n1,x,1,p\n2,y,2,q\n", r"has names \(who, a, kind\); name each column"),
-        ("# mine\nwho,a,kind\nx,1,p\n", r"more values than the header has names \(# mine\)"),
+        ("# mine\nwho,a,kind\nx,1,p\n", "begins with '# mine', not with its columns' names; del"),
         ("who,a,a,kind\nx,1,2,p\ny,2,3,q\n", "has two columns named 'a'; rename one"),
         ("who,a,kind\nJosé,1,p\n", "is not in UTF-8; convert it, for example by iconv -f CP1252"),
     ],
@@ -255,6 +295,28 @@ def test_files_of_another_form_name_a_way_on(here, content, says):
     (here / "table.csv").write_bytes(content.encode("cp1252"))
     with pytest.raises(DataError, match=f"^--table_path=table.csv .*{says}"):
         tasks.load("table", path="table.csv", user="who", target="kind")
+
+
+@pytest.mark.parametrize(
+    ("content", "function"),
+    [
+        (b"PAR1\x15\x04\x15\xf0PAR1", "read_parquet"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "read_excel"),
+        (pickle.dumps([1.5]), "read_pickle"),
+        (None, "read_excel"),
+    ],
+)
+def test_a_file_of_another_format_names_what_reads_it(here, content, function):
+    path = here / "table.of.mine"
+    if content is None:
+        with zipfile.ZipFile(path, "w") as parts:
+            for name in "[Content_Types].xml", "xl/workbook.xml":
+                parts.writestr(name, "<x/>")
+    else:
+        path.write_bytes(content)
+    says = rf"by pandas\.{function}\('table\.of\.mine'\)\.to_csv\('NEW\.csv', index=False\)\.$"
+    with pytest.raises(DataError, match=says):
+        tasks.load("table", path=str(path), user="who", target="kind")
 
 
 def test_a_stray_quotation_mark_joins_no_rows(here):
