@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import pickle
 import random
 import types
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_suite import graph_defs
+from tff_suite import code_digests, graph_defs
 from tff_suite.errors import FedError
 
 _OF_DRAWS = ("Random", "Multinomial", "TruncatedNormal", "Rng", "StatefulUniform")
@@ -33,7 +34,7 @@ _REMEDY = (
 
 
 class MethodError(FedError, ValueError):
-    """A method's functions cannot be executed so that a run can be repeated."""
+    """A method's functions fail, or cannot be executed so that a run can be repeated."""
 
 
 def is_unseeded(op: str) -> bool:
@@ -52,11 +53,13 @@ def required(function: Callable) -> Iterator[None]:
       function: The function, in whose variables generators are looked for.
 
     Raises:
-      MethodError: If it draws other than from a seed, or changes a variable.
+      MethodError: If it draws other than from a seed, or changes a variable. Also if it is the
+        user's and raises an exception.
     """
     generators = list(_reached(function, set()))
     before = _states(generators)
-    yield
+    with explained(function):
+        yield
     after = _states(generators)
     for name in before:
         if before[name] != after[name]:
@@ -76,6 +79,37 @@ def required(function: Callable) -> Iterator[None]:
                 "holds and clients would change in any order. Keep it in the state of the server "
                 "or of a client."
             )
+
+
+@contextlib.contextmanager
+def explained(function: Callable) -> Iterator[None]:
+    """A context in which a method's function is called, and blamed for what it raises.
+
+    Args:
+      function: The function; exceptions of the suite's own functions stay as they are.
+
+    Raises:
+      MethodError: For any exception but a `FedError`.
+    """
+    try:
+        yield
+    except (FedError, MemoryError):
+        raise
+    except Exception as e:  # It is the user's, and may raise anything.
+        named = inspect.unwrap(getattr(function, "python_function", function))
+        code = getattr(named, "__code__", None)
+        if code is None or code_digests.is_suites(named.__module__, code.co_filename):
+            raise
+        told = " ".join(f"{type(e).__name__}: {e}".split())[:300]
+        raise MethodError(
+            f"{name_of(named)} of the method fails while its graph is made ({told}). Its arguments "
+            "are symbolic tensors, so compute with TensorFlow's operations only."
+        ) from e
+
+
+def name_of(function: Callable) -> str:
+    """Returns the name of a method's function, for messages."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _states(generators: list[Any]) -> dict[str, Any]:
