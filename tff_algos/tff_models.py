@@ -109,12 +109,13 @@ def _refuse_loss_weights(keras_model, weights):
 def from_functional(model: tff.learning.models.FunctionalModel) -> Model:
     """Makes a `Model` from a `tff.learning.models.FunctionalModel`.
 
-    Its non-trainable weights never change. The loss is its only metric.
+    Its non-trainable weights never change. The loss is its only metric. Weights in a dictionary
+    keep its order.
 
     Raises:
       ModelError: If it was made from a Keras model that `from_keras` refuses.
     """
-    predict = _closure(model._predict_on_batch_fn)
+    predict = _closure_of_tffs(model._predict_on_batch_fn)
     if "keras_model" in predict:
         # TFF's function builds the Keras model anew at every call, and in graphs of TFF only; that
         # it did so once, too, has left the model itself unusable to Keras.
@@ -128,14 +129,17 @@ def from_functional(model: tff.learning.models.FunctionalModel) -> Model:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
         _, y_spec = _specs(model.input_spec)
-        keras_loss = _closure(model._loss_fn)["loss_fn"]
+        keras_loss = _closure_of_tffs(model._loss_fn)["loss_fn"]
         return keras_bridge.from_keras(keras_model, loss=keras_loss, y_spec=y_spec)
-    trainable, fixed = (tuple(map(np.asarray, w)) for w in model.initial_weights)
+    initial = model.initial_weights
+    trainable, fixed = (
+        tuple(map(np.asarray, w.values() if isinstance(w, Mapping) else w)) for w in initial
+    )
     x_spec, y_spec = _specs(model.input_spec)
 
     def outputs(weights, x, training=False):
-        given = (tuple(weights), tuple(map(tf.constant, fixed)))
-        return model.predict_on_batch(given, x, training)
+        given = (weights, tuple(map(tf.constant, fixed)))
+        return model.predict_on_batch(tuple(map(_like, initial, given)), x, training)
 
     def loss(weights, x, y, training):
         return model.loss(outputs(weights, x, training), y)
@@ -265,9 +269,19 @@ def _from_tffs_keras_model(model: Any) -> Model:
     )
 
 
-def _closure(function: Any) -> Mapping[str, Any]:
+def _closure_of_tffs(function: Any) -> Mapping[str, Any]:
+    """Returns the variables that a function of TFF's closes over; nothing for the user's."""
     function = getattr(function, "python_function", function)
-    return inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    if not inspect.isfunction(function) or not function.__module__.startswith(_TFFS):
+        return {}
+    return inspect.getclosurevars(function).nonlocals
+
+
+def _like(structure: Any, values: Any) -> Any:
+    """Returns values in a dictionary with the keys of another, or in a tuple."""
+    if isinstance(structure, Mapping):
+        return collections.OrderedDict(zip(structure, values, strict=True))
+    return tuple(values)
 
 
 def _specs(input_spec: Any) -> tuple[tf.TensorSpec, tf.TensorSpec]:
