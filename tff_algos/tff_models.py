@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -158,7 +159,8 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
 
     Raises:
       ModelError: If no attribute of the model holds a trainable variable, directly or in a list,
-        tuple or dictionary, so that a tensor could replace it.
+        tuple or dictionary, so that a tensor could replace it. Also if `forward_pass` reads one
+        otherwise, or if its `num_examples` is not the number of rows of a batch.
     """
     if hasattr(model, "_keras_model"):
         return _from_tffs_keras_model(model)
@@ -193,12 +195,23 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
     forward_pass = inspect.getattr_static(type(model), "forward_pass")
     forward_pass = getattr(forward_pass, "python_function", forward_pass)
 
-    def loss(weights, x, y, training):
+    def output(weights, x, y, training):
         with swapped(weights):
-            batch = _batch(model.input_spec, x, y)
-            return forward_pass(model, batch, training=training).loss
+            return forward_pass(model, _batch(model.input_spec, x, y), training=training)
 
-    _refuse_stateful_ops(type(model).__name__, loss, initial, x_spec, y_spec)
+    def loss(*arguments):
+        return output(*arguments).loss
+
+    traced = _refuse_stateful_ops(type(model).__name__, loss, initial, x_spec, y_spec)
+    captured = {id(tensor) for tensor in traced.captured_inputs}
+    for variable in variables:
+        if id(variable.handle) in captured:
+            raise ModelError(
+                f"forward_pass of {type(model).__name__} reads the weight {variable.name!r} around "
+                "the attribute that holds it, so it would not train. Read weights as attributes of "
+                "the model only, or wrap a Keras model with tff.learning.models.from_keras_model."
+            )
+    _refuse_other_counts(type(model).__name__, output, initial, x_spec, y_spec)
     frozen = tuple(np.asarray(v.read_value()) for v in model.non_trainable_variables)
     return Model(initial, x_spec, y_spec, _forward(loss), None, ("loss",), frozen_weights=frozen)
 
@@ -314,6 +327,27 @@ def _refuse_stateful_ops(name, loss, weights, x_spec, y_spec):
         lambda weights, x, y: loss(weights, x, y, True), autograph=False
     ).get_concrete_function(specs, x_spec, y_spec)
     keras_bridge.refuse_stateful_ops(traced.graph, [])
+    return traced
+
+
+def _refuse_other_counts(name, output, weights, x_spec, y_spec):
+    """Refuses a model whose `num_examples` is not the number of rows, by which methods weight."""
+
+    @tf.function(autograph=False)
+    def count(x, y):
+        number = output(tuple(map(tf.constant, weights)), x, y, True).num_examples
+        return () if number is None else number
+
+    inputs, targets = keras_bridge._made_up_inputs(x_spec), keras_bridge._made_up_targets(y_spec)
+    for (x, y), rows in itertools.product(itertools.product(inputs, targets), (6, 3)):
+        batch = tf.cast(x[:rows], x_spec.dtype), tf.cast(y[:rows], y_spec.dtype)
+        found = keras_bridge._or_none(count, *batch)
+        if found is not None and np.any(np.not_equal(found, rows)):
+            raise ModelError(
+                f"forward_pass of {name} returned num_examples={np.asarray(found)} for a batch of "
+                f"{rows} rows, but methods weight a client by its rows: return the number of rows, "
+                "or None to have it so."
+            )
 
 
 def _forward(loss: Callable) -> Callable:

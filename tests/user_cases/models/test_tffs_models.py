@@ -1,4 +1,4 @@
-"""A user's own models of TFF are trained as by hand."""
+"""A user's own models of TFF: trained as by hand, or refused where a weight or count is lost."""
 
 import collections
 
@@ -9,6 +9,8 @@ import tensorflow_federated as tff
 
 import tff_algos
 from simulation import runtimes
+from tff_algos import tff_models
+from tff_algos.model import ModelError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(6, 4)).astype(np.float32)
@@ -23,6 +25,66 @@ def dense():
     model = tf.keras.Sequential([tf.keras.layers.InputLayer((4,)), tf.keras.layers.Dense(3)])
     model.set_weights([KERNEL, BIAS])
     return model
+
+
+class Linear(tff.learning.models.VariableModel):
+    """A linear model that holds its weights itself."""
+
+    def __init__(self, count=lambda batch: tf.shape(batch["x"])[0]):
+        self._kernel, self._bias = tf.Variable(KERNEL), tf.Variable(BIAS)
+        self._count = count
+
+    @property
+    def trainable_variables(self):
+        return [self._kernel, self._bias]
+
+    @property
+    def non_trainable_variables(self):
+        return []
+
+    @property
+    def local_variables(self):
+        return []
+
+    @property
+    def input_spec(self):
+        return SPEC
+
+    def predict_on_batch(self, x, training=True):
+        return x @ self._kernel + self._bias
+
+    def forward_pass(self, batch_input, training=True):
+        outputs = self.predict_on_batch(batch_input["x"])
+        return tff.learning.models.BatchOutput(
+            loss=LOSS(batch_input["y"], outputs),
+            predictions=outputs,
+            num_examples=self._count(batch_input),
+        )
+
+    def report_local_unfinalized_metrics(self):
+        return collections.OrderedDict()
+
+    def metric_finalizers(self):
+        return collections.OrderedDict()
+
+    def reset_metrics(self):
+        pass
+
+
+class OfKeras(Linear):
+    """Holds the variables in a list, but calls the Keras model that they belong to."""
+
+    def __init__(self):
+        super().__init__()
+        self._model = dense()
+        self._variables = list(self._model.trainable_variables)
+
+    @property
+    def trainable_variables(self):
+        return self._variables
+
+    def predict_on_batch(self, x, training=True):
+        return self._model(x)
 
 
 def step(model, runtime="per_client"):
@@ -56,6 +118,37 @@ def assert_step(model, expected):
     assert loss == pytest.approx(wanted_loss, rel=1e-5)
     for a, b in zip(weights, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_a_keras_model_inside_reads_are_refused():
+    told = "^forward_pass of OfKeras reads the weight 'dense.*kernel:0' around the attribute"
+    with pytest.raises(ModelError, match=told) as e:
+        tff_models.as_model(OfKeras)
+    assert "per_client" not in str(e.value) and "\n" not in str(e.value)
+
+
+def number_of_labels(batch):
+    return tf.reduce_sum(batch["y"])
+
+
+def test_num_examples_other_than_the_rows_are_refused():
+    told = "^forward_pass of Linear returned num_examples=3 for a batch of 6 rows, but methods"
+    with pytest.raises(ModelError, match=told):
+        tff_models.as_model(Linear(number_of_labels))
+    with pytest.raises(ModelError, match="num_examples=6 for a batch of 3 rows"):
+        tff_models.as_model(Linear(lambda batch: tf.constant(6)))
+
+
+COUNTS = {
+    "rows": lambda batch: tf.shape(batch["x"])[0],
+    "rows as floats": lambda batch: tf.cast(tf.shape(batch["y"])[0], tf.float32),
+    "none": lambda batch: None,
+}
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_rows_as_num_examples_train(count):
+    assert_step(Linear(COUNTS[count]), by_hand())
 
 
 def test_a_function_of_the_users_that_closes_over_a_keras_model_is_the_users():
