@@ -24,12 +24,6 @@ from tasks import fingerprint, missing
 from tff_suite import command_line, imports
 from tff_suite.hparams import HparamError
 
-# TensorFlow's messages on a CPU. On a GPU the loss becomes NaN instead, and the client is dropped.
-_BEYOND_THE_MODEL = re.compile(
-    r"Received a label value of -?\d+ which is outside the valid range of \[0, \d+\)"
-    r"|indices\[[\d,]*\] = -?\d+ is not in \[0, \d+\)"
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Caller:
@@ -215,7 +209,9 @@ def _unfit_examples_explained(task: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        found = _BEYOND_THE_MODEL.search(str(e))
+        from tff_algos.model import BEYOND_THE_MODEL
+
+        found = BEYOND_THE_MODEL.search(str(e))
         if found is None:
             raise
         raise RunError(f"Examples of task {task} do not fit its model: {found[0]}.") from e
