@@ -3,8 +3,9 @@
 A method's functions become graphs, which are executed in many rounds and for many clients, in any
 order. `tf.random.normal` gives other numbers in every run. A number from Python's `random` or from
 NumPy is drawn only once, while the graph is made, so all rounds and clients get the same one. A
-variable that a function changes is in no checkpoint. In all these cases a run cannot be repeated,
-and does not resume exactly. `tff_algos.random` draws from a seed.
+variable that a function changes is in no checkpoint. What Python does when a graph calls it is not
+known, and the clock never shows the same time. In all these cases a run cannot be repeated, and
+does not resume exactly. `tff_algos.random` draws from a seed.
 """
 
 from __future__ import annotations
@@ -46,14 +47,17 @@ def is_unseeded(op: str) -> bool:
 
 
 @contextlib.contextmanager
-def required(function: Callable) -> Iterator[None]:
+def required(function: Callable, model_calls_python: bool = False) -> Iterator[None]:
     """A context in which a method's function is called while a graph is built.
 
     Args:
       function: The function, in whose variables generators are looked for.
+      model_calls_python: Whether the model that it uses calls Python (`Model.calls_python`); the
+        function's own calls cannot be told from these.
 
     Raises:
-      MethodError: If it draws other than from a seed, or changes a variable. Also if it is the
+      MethodError: If it draws other than from a seed, reads the clock, calls Python from its graph,
+        or changes a variable. Also if it is the
         user's and raises an exception.
     """
     generators = list(_reached(function, set()))
@@ -68,7 +72,13 @@ def required(function: Callable) -> Iterator[None]:
                 f"rounds and clients would get the same numbers. {_REMEDY}"
             )
     for node in graph_defs.nodes(tf.compat.v1.get_default_graph().as_graph_def()):
-        if is_unseeded(node.op):
+        if "PyFunc" in node.op and not model_calls_python:
+            raise MethodError(
+                f"A function of the method calls Python from its graph ({node.op}), where nothing "
+                "shows what it draws or keeps: write it with TensorFlow's operations. If it is the "
+                "model that does so, make the Model with calls_python=True."
+            )
+        if is_unseeded(node.op) or node.op == "Timestamp":
             raise MethodError(
                 f"A function of the method uses {node.op}, which no seed controls, so a run could "
                 f"not be repeated. {_REMEDY}"

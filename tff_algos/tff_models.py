@@ -145,9 +145,16 @@ def from_functional(model: tff.learning.models.FunctionalModel) -> Model:
     def loss(weights, x, y, training):
         return model.loss(outputs(weights, x, training), y)
 
-    _refuse_stateful_ops(type(model).__name__, loss, trainable, x_spec, y_spec)
+    traced = _refuse_stateful_ops(type(model).__name__, loss, trainable, x_spec, y_spec)
     return Model(
-        trainable, x_spec, y_spec, _forward(loss), outputs, ("loss",), frozen_weights=fixed
+        trainable,
+        x_spec,
+        y_spec,
+        _forward(loss),
+        outputs,
+        ("loss",),
+        frozen_weights=fixed,
+        calls_python=keras_bridge._calls_python(traced.graph.as_graph_def()),
     )
 
 
@@ -213,7 +220,16 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
             )
     _refuse_other_counts(type(model).__name__, output, initial, x_spec, y_spec)
     frozen = tuple(np.asarray(v.read_value()) for v in model.non_trainable_variables)
-    return Model(initial, x_spec, y_spec, _forward(loss), None, ("loss",), frozen_weights=frozen)
+    return Model(
+        initial,
+        x_spec,
+        y_spec,
+        _forward(loss),
+        None,
+        ("loss",),
+        frozen_weights=frozen,
+        calls_python=keras_bridge._calls_python(traced.graph.as_graph_def()),
+    )
 
 
 class _Written:
