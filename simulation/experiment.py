@@ -24,12 +24,6 @@ from tasks import fingerprint, missing
 from tff_suite import command_line, imports
 from tff_suite.hparams import HparamError
 
-# TensorFlow's messages on a CPU. On a GPU the loss becomes NaN instead, and the client is dropped.
-_BEYOND_THE_MODEL = re.compile(
-    r"Received a label value of -?\d+ which is outside the valid range of \[0, \d+\)"
-    r"|indices\[[\d,]*\] = -?\d+ is not in \[0, \d+\)"
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Caller:
@@ -215,7 +209,9 @@ def _unfit_examples_explained(task: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
-        found = _BEYOND_THE_MODEL.search(str(e))
+        from tff_algos.model import BEYOND_THE_MODEL
+
+        found = BEYOND_THE_MODEL.search(str(e))
         if found is None:
             raise
         raise RunError(f"Examples of task {task} do not fit its model: {found[0]}.") from e
@@ -639,24 +635,37 @@ class Experiment:
             caller.say(f"Out of time. {self._how_to_resume(round_num)}")
         return Outcome(folder.path, self._all_weights(weights))
 
+    @functools.cached_property
+    def _variables(self):
+        """The model's variables that train, those that do not, and all, before any callback."""
+        keras_model = self._model.keras_model
+        return tuple(
+            list(variables)
+            for variables in (
+                keras_model.trainable_weights,
+                keras_model.non_trainable_weights,
+                keras_model.weights,
+            )
+        )
+
     def _all_weights(self, trained):
         """Returns all of the model's weights, frozen ones included, in `get_weights` order."""
-        built = self._model
+        trainable, others, every = self._variables
         values = {
             id(variable): value
             for variables, arrays in (
-                (built.keras_model.trainable_weights, trained),
-                (built.keras_model.non_trainable_weights, built.model.frozen_weights),
+                (trainable, trained),
+                (others, self._model.model.frozen_weights),
             )
             for variable, value in zip(variables, arrays, strict=True)
         }
-        return [values[id(variable)] for variable in built.keras_model.weights]
+        return [values[id(variable)] for variable in every]
 
     def _trained(self, arrays):
         """Returns the trainable weights among all weights."""
-        keras_model = self._model.keras_model
-        of_variable = {id(v): w for v, w in zip(keras_model.weights, arrays, strict=True)}
-        return [of_variable[id(variable)] for variable in keras_model.trainable_weights]
+        trainable, _, every = self._variables
+        of_variable = {id(v): w for v, w in zip(every, arrays, strict=True)}
+        return [of_variable[id(variable)] for variable in trainable]
 
     def _callbacks(self, caller):
         """Returns the caller's callbacks, and that of `--stop_at`."""
@@ -669,6 +678,7 @@ class Experiment:
                 )
             if not callable(function):
                 raise HparamError(f"evaluators: {name} must be a function of the weights.")
+        _ = self._variables  # As they are before any callback.
         condition = self.request.run["stop_at"]
         given = [*caller.callbacks, *([] if condition is None else [callbacks.StopAt(condition)])]
         return callbacks.Callbacks(
@@ -676,7 +686,23 @@ class Experiment:
             self._all_weights,
             self._trained if self._method.method else None,
             task=self._task,
+            check_model=self._check_model,
         )
+
+    def _check_model(self):
+        """Raises if a callback has changed the model in a way that has no effect on the run."""
+        trainable, others, _ = self._variables
+        if list(map(id, trainable)) != list(map(id, self._model.keras_model.trainable_weights)):
+            raise HparamError(
+                "callbacks: a callback changed which weights of the model are trainable, which "
+                "does not change the run: set `trainable` of layers before it."
+            )
+        for variable, value in zip(others, self._model.model.frozen_weights, strict=True):
+            if not np.array_equal(variable.numpy(), value, equal_nan=True):
+                raise HparamError(
+                    f"callbacks: a callback changed the model's weight {variable.name!r}, "
+                    "which does not train and is the same in all rounds: set it before the run."
+                )
 
     def _own(self, columns, trained, caller):
         """Adds the columns of the caller's evaluators.

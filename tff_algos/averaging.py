@@ -9,6 +9,7 @@ finite, computes weights and metrics, and stores client state.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from tff_algos.client_data import ClientData
 from tff_algos.method import ClientState, Method, mean_of_updates
 from tff_algos.method_spec import COUNTS
 from tff_algos.model import Model
+from tff_algos.purity import MethodError, explained, name_of
 from tff_algos.vector import Vector, constants, on_vectors
 
 
@@ -103,11 +105,13 @@ def keep_optimizer(local: client.LocalTraining) -> Callable:
     def decorate(client_update):
         def update(*values):
             *others, last = values
-            if not isinstance(last, ClientState):
-                return client_update(*values, local.optimizer())
-            result = client_update(*others, local.optimizer(last))
-            return result._replace(kept=result.trained.slots)
+            with explained(client_update):
+                if not isinstance(last, ClientState):
+                    return client_update(*values, local.optimizer())
+                result = client_update(*others, local.optimizer(last))
+                return result._replace(kept=result.trained.slots)
 
+        update.__name__ = name_of(client_update)
         return update
 
     return decorate
@@ -165,6 +169,7 @@ class _Skeleton:
 
     def map_clients(self, fn, *values):
         @on_vectors
+        @functools.wraps(fn)
         def finished(*values):
             result = fn(*values)
             if isinstance(result, ClientResult):
@@ -231,9 +236,12 @@ def build(
 
     step = server_update or default_step
     prepare = broadcast or send_model(local)
+    if server_update is None and aggregate is mean_report:
+        client_update = _reporting_like(model, client_update)
 
     def end_round(state: Any, aggregates: tuple, total_weight: tf.Tensor, metrics: Any) -> Outcome:
-        after = step(state, *aggregates)
+        with explained(step):
+            after = step(state, *aggregates)
         after, own = after if isinstance(after, Outcome) else (after, {})
         return Outcome(next_state(state, after, total_weight), summarize_with(metrics, own))
 
@@ -249,6 +257,44 @@ def build(
     return write_out(
         model, local, initialize or (lambda: initial_state(model)), next_round, **of_method
     )
+
+
+def _reporting_like(model: Model, client_update: Callable) -> Callable:
+    """Returns a client function whose report is refused if it cannot be added to the weights."""
+    wanted = [tf.TensorSpec(w.shape, w.dtype) for w in model.initial_weights]
+
+    @functools.wraps(client_update)
+    def checked(*values):
+        result = client_update(*values)
+        report, name = getattr(result, "report", None), name_of(client_update)
+        if not isinstance(report, (tuple, list)) or any(t is None for t in report):
+            raise MethodError(
+                f"{name} returned {_kind(result)} with report {_kind(report)}; return an "
+                "averaging.ClientResult whose report is a Vector like the model's weights."
+            )
+        found = [tf.TensorSpec(t.shape, t.dtype) for t in map(tf.convert_to_tensor, report)]
+        # Shapes that differ would be broadcast, silently.
+        if len(found) != len(wanted) or not all(
+            f.dtype == w.dtype and f.shape.is_compatible_with(w.shape)
+            for f, w in zip(found, wanted, strict=True)
+        ):
+            raise MethodError(
+                f"{name} returned shapes {_shown(found)}, the model has {_shown(wanted)}: report "
+                "one tensor like each weight, or pass your own server_update."
+            )
+        return result
+
+    return checked
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _shown(specs: list[tf.TensorSpec]) -> str:
+    if any(spec.dtype != tf.float32 for spec in specs):
+        return ", ".join(f"{spec.dtype.name} {spec.shape}" for spec in specs)
+    return ", ".join(str(spec.shape) for spec in specs)
 
 
 def write_out(
@@ -289,6 +335,12 @@ def next_state(before: Any, after: Any, total_weight: tf.Tensor) -> Any:
       total_weight: Sum of the weights of the clients that were not dropped.
     """
     state = tf.nest.map_structure(lambda a, b: tf.where(total_weight > 0, a, b), after, before)
+    for found, wanted in zip(tf.nest.flatten(state), tf.nest.flatten(before), strict=True):
+        if not found.shape.is_compatible_with(wanted.shape):
+            raise MethodError(
+                f"The server's function returned a tensor {found.shape} for one of the state that "
+                f"is {wanted.shape}: keep the shapes of the state."
+            )
     return state._replace(round_num=before.round_num + 1)
 
 

@@ -192,7 +192,7 @@ class TffFederation:
 
         # One parameter, since TFF refuses functions with default values.
         def computation(arguments):
-            with _as_from_eager_code(), _tensors_refused(), purity.required(fn):
+            with _as_from_eager_code(), purity.required(fn), _tensors_refused():
                 return fn(*arguments) if several else fn(arguments)
 
         several = len(values) > 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+import contextlib
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,36 @@ from tff_suite.errors import FedError
 
 class ModelError(FedError, ValueError):
     """A model that cannot be used as a pure function; the text names the part and the remedy."""
+
+
+# TensorFlow's messages on a CPU. On a GPU the loss becomes NaN instead, and the client is dropped.
+BEYOND_THE_MODEL = re.compile(
+    r"Received a label value of -?\d+ which is outside the valid range of \[0, \d+\)"
+    r"|indices\[[\d,]*\] = -?\d+ is not in \[0, \d+\)"
+)
+_CHANNELS_FIRST = re.compile(r"\w+( \w+)* only supports (the )?NHWC[^.\n]*")
+
+
+@contextlib.contextmanager
+def unfit_explained() -> Iterator[None]:
+    """A context in which TensorFlow runs a model on clients' examples.
+
+    Raises:
+      ModelError: For TensorFlow's errors about labels or tokens out of the model's range, and about
+        layers with `channels_first` on a CPU.
+    """
+    try:
+        yield
+    except Exception as e:
+        beyond, first = (p.search(str(e)) for p in (BEYOND_THE_MODEL, _CHANNELS_FIRST))
+        if beyond:
+            raise ModelError(f"Examples of a client do not fit the model: {beyond[0]}.") from e
+        if first:
+            raise ModelError(
+                "A layer has data_format='channels_first', with which TensorFlow does not train "
+                f"on a CPU ({first[0]}): give the layer 'channels_last'."
+            ) from e
+        raise
 
 
 class Forward(NamedTuple):

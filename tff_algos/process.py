@@ -15,7 +15,7 @@ from tff_algos.client import LocalTraining
 from tff_algos.client_data import ClientData, check_indices, of_model
 from tff_algos.method import ClientState, Method, TffFederation
 from tff_algos.method_spec import COUNTS
-from tff_algos.model import Model, ModelError
+from tff_algos.model import Model, ModelError, unfit_explained
 from tff_algos.registry import MethodSpec
 from tff_suite import hparams as hparams_lib
 from tff_suite import memory
@@ -102,7 +102,8 @@ class Next(computation_impl.ConcreteComputation):
         # TFF knows lists only.
         args = tuple(list(a) if isinstance(a, StackedStates) else a for a in args)
         kwargs = {k: list(a) if isinstance(a, StackedStates) else a for k, a in kwargs.items()}
-        return super().__call__(*args, **kwargs)
+        with unfit_explained():
+            return super().__call__(*args, **kwargs)
 
 
 class _WhenUsed(computation_impl.ConcreteComputation):

@@ -3,14 +3,16 @@
 A method's functions become graphs, which are executed in many rounds and for many clients, in any
 order. `tf.random.normal` gives other numbers in every run. A number from Python's `random` or from
 NumPy is drawn only once, while the graph is made, so all rounds and clients get the same one. A
-variable that a function changes is in no checkpoint. In all these cases a run cannot be repeated,
-and does not resume exactly. `tff_algos.random` draws from a seed.
+variable that a function changes is in no checkpoint. What Python does when a graph calls it is not
+known, and the clock never shows the same time. In all these cases a run cannot be repeated, and
+does not resume exactly. `tff_algos.random` draws from a seed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import pickle
 import random
 import types
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_suite import graph_defs
+from tff_suite import code_digests, graph_defs
 from tff_suite.errors import FedError
 
 _OF_DRAWS = ("Random", "Multinomial", "TruncatedNormal", "Rng", "StatefulUniform")
@@ -33,7 +35,7 @@ _REMEDY = (
 
 
 class MethodError(FedError, ValueError):
-    """A method's functions cannot be executed so that a run can be repeated."""
+    """A method's functions fail, or cannot be executed so that a run can be repeated."""
 
 
 def is_unseeded(op: str) -> bool:
@@ -45,18 +47,23 @@ def is_unseeded(op: str) -> bool:
 
 
 @contextlib.contextmanager
-def required(function: Callable) -> Iterator[None]:
+def required(function: Callable, model_calls_python: bool = False) -> Iterator[None]:
     """A context in which a method's function is called while a graph is built.
 
     Args:
       function: The function, in whose variables generators are looked for.
+      model_calls_python: Whether the model that it uses calls Python (`Model.calls_python`); the
+        function's own calls cannot be told from these.
 
     Raises:
-      MethodError: If it draws other than from a seed, or changes a variable.
+      MethodError: If it draws other than from a seed, reads the clock, calls Python from its graph,
+        or changes a variable. Also if it is the
+        user's and raises an exception.
     """
     generators = list(_reached(function, set()))
     before = _states(generators)
-    yield
+    with explained(function):
+        yield
     after = _states(generators)
     for name in before:
         if before[name] != after[name]:
@@ -65,7 +72,13 @@ def required(function: Callable) -> Iterator[None]:
                 f"rounds and clients would get the same numbers. {_REMEDY}"
             )
     for node in graph_defs.nodes(tf.compat.v1.get_default_graph().as_graph_def()):
-        if is_unseeded(node.op):
+        if "PyFunc" in node.op and not model_calls_python:
+            raise MethodError(
+                f"A function of the method calls Python from its graph ({node.op}), where nothing "
+                "shows what it draws or keeps: write it with TensorFlow's operations. If it is the "
+                "model that does so, make the Model with calls_python=True."
+            )
+        if is_unseeded(node.op) or node.op == "Timestamp":
             raise MethodError(
                 f"A function of the method uses {node.op}, which no seed controls, so a run could "
                 f"not be repeated. {_REMEDY}"
@@ -76,6 +89,37 @@ def required(function: Callable) -> Iterator[None]:
                 "holds and clients would change in any order. Keep it in the state of the server "
                 "or of a client."
             )
+
+
+@contextlib.contextmanager
+def explained(function: Callable) -> Iterator[None]:
+    """A context in which a method's function is called, and blamed for what it raises.
+
+    Args:
+      function: The function; exceptions of the suite's own functions stay as they are.
+
+    Raises:
+      MethodError: For any exception but a `FedError`.
+    """
+    try:
+        yield
+    except (FedError, MemoryError):
+        raise
+    except Exception as e:  # It is the user's, and may raise anything.
+        named = inspect.unwrap(getattr(function, "python_function", function))
+        code = getattr(named, "__code__", None)
+        if code is None or code_digests.is_suites(named.__module__, code.co_filename):
+            raise
+        told = " ".join(f"{type(e).__name__}: {e}".split())[:300]
+        raise MethodError(
+            f"{name_of(named)} of the method fails while its graph is made ({told}). Its arguments "
+            "are symbolic tensors, so compute with TensorFlow's operations only."
+        ) from e
+
+
+def name_of(function: Callable) -> str:
+    """Returns the name of a method's function, for messages."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _states(generators: list[Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -109,12 +110,13 @@ def _refuse_loss_weights(keras_model, weights):
 def from_functional(model: tff.learning.models.FunctionalModel) -> Model:
     """Makes a `Model` from a `tff.learning.models.FunctionalModel`.
 
-    Its non-trainable weights never change. The loss is its only metric.
+    Its non-trainable weights never change. The loss is its only metric. Weights in a dictionary
+    keep its order.
 
     Raises:
       ModelError: If it was made from a Keras model that `from_keras` refuses.
     """
-    predict = _closure(model._predict_on_batch_fn)
+    predict = _closure_of_tffs(model._predict_on_batch_fn)
     if "keras_model" in predict:
         # TFF's function builds the Keras model anew at every call, and in graphs of TFF only; that
         # it did so once, too, has left the model itself unusable to Keras.
@@ -128,21 +130,31 @@ def from_functional(model: tff.learning.models.FunctionalModel) -> Model:
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
         _, y_spec = _specs(model.input_spec)
-        keras_loss = _closure(model._loss_fn)["loss_fn"]
+        keras_loss = _closure_of_tffs(model._loss_fn)["loss_fn"]
         return keras_bridge.from_keras(keras_model, loss=keras_loss, y_spec=y_spec)
-    trainable, fixed = (tuple(map(np.asarray, w)) for w in model.initial_weights)
+    initial = model.initial_weights
+    trainable, fixed = (
+        tuple(map(np.asarray, w.values() if isinstance(w, Mapping) else w)) for w in initial
+    )
     x_spec, y_spec = _specs(model.input_spec)
 
     def outputs(weights, x, training=False):
-        given = (tuple(weights), tuple(map(tf.constant, fixed)))
-        return model.predict_on_batch(given, x, training)
+        given = (weights, tuple(map(tf.constant, fixed)))
+        return model.predict_on_batch(tuple(map(_like, initial, given)), x, training)
 
     def loss(weights, x, y, training):
         return model.loss(outputs(weights, x, training), y)
 
-    _refuse_stateful_ops(type(model).__name__, loss, trainable, x_spec, y_spec)
+    traced = _refuse_stateful_ops(type(model).__name__, loss, trainable, x_spec, y_spec)
     return Model(
-        trainable, x_spec, y_spec, _forward(loss), outputs, ("loss",), frozen_weights=fixed
+        trainable,
+        x_spec,
+        y_spec,
+        _forward(loss),
+        outputs,
+        ("loss",),
+        frozen_weights=fixed,
+        calls_python=keras_bridge._calls_python(traced.graph.as_graph_def()),
     )
 
 
@@ -154,7 +166,8 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
 
     Raises:
       ModelError: If no attribute of the model holds a trainable variable, directly or in a list,
-        tuple or dictionary, so that a tensor could replace it.
+        tuple or dictionary, so that a tensor could replace it. Also if `forward_pass` reads one
+        otherwise, or if its `num_examples` is not the number of rows of a batch.
     """
     if hasattr(model, "_keras_model"):
         return _from_tffs_keras_model(model)
@@ -189,14 +202,34 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
     forward_pass = inspect.getattr_static(type(model), "forward_pass")
     forward_pass = getattr(forward_pass, "python_function", forward_pass)
 
-    def loss(weights, x, y, training):
+    def output(weights, x, y, training):
         with swapped(weights):
-            batch = _batch(model.input_spec, x, y)
-            return forward_pass(model, batch, training=training).loss
+            return forward_pass(model, _batch(model.input_spec, x, y), training=training)
 
-    _refuse_stateful_ops(type(model).__name__, loss, initial, x_spec, y_spec)
+    def loss(*arguments):
+        return output(*arguments).loss
+
+    traced = _refuse_stateful_ops(type(model).__name__, loss, initial, x_spec, y_spec)
+    captured = {id(tensor) for tensor in traced.captured_inputs}
+    for variable in variables:
+        if id(variable.handle) in captured:
+            raise ModelError(
+                f"forward_pass of {type(model).__name__} reads the weight {variable.name!r} around "
+                "the attribute that holds it, so it would not train. Read weights as attributes of "
+                "the model only, or wrap a Keras model with tff.learning.models.from_keras_model."
+            )
+    _refuse_other_counts(type(model).__name__, output, initial, x_spec, y_spec)
     frozen = tuple(np.asarray(v.read_value()) for v in model.non_trainable_variables)
-    return Model(initial, x_spec, y_spec, _forward(loss), None, ("loss",), frozen_weights=frozen)
+    return Model(
+        initial,
+        x_spec,
+        y_spec,
+        _forward(loss),
+        None,
+        ("loss",),
+        frozen_weights=frozen,
+        calls_python=keras_bridge._calls_python(traced.graph.as_graph_def()),
+    )
 
 
 class _Written:
@@ -265,9 +298,19 @@ def _from_tffs_keras_model(model: Any) -> Model:
     )
 
 
-def _closure(function: Any) -> Mapping[str, Any]:
+def _closure_of_tffs(function: Any) -> Mapping[str, Any]:
+    """Returns the variables that a function of TFF's closes over; nothing for the user's."""
     function = getattr(function, "python_function", function)
-    return inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    if not inspect.isfunction(function) or not function.__module__.startswith(_TFFS):
+        return {}
+    return inspect.getclosurevars(function).nonlocals
+
+
+def _like(structure: Any, values: Any) -> Any:
+    """Returns values in a dictionary with the keys of another, or in a tuple."""
+    if isinstance(structure, Mapping):
+        return collections.OrderedDict(zip(structure, values, strict=True))
+    return tuple(values)
 
 
 def _specs(input_spec: Any) -> tuple[tf.TensorSpec, tf.TensorSpec]:
@@ -300,6 +343,27 @@ def _refuse_stateful_ops(name, loss, weights, x_spec, y_spec):
         lambda weights, x, y: loss(weights, x, y, True), autograph=False
     ).get_concrete_function(specs, x_spec, y_spec)
     keras_bridge.refuse_stateful_ops(traced.graph, [])
+    return traced
+
+
+def _refuse_other_counts(name, output, weights, x_spec, y_spec):
+    """Refuses a model whose `num_examples` is not the number of rows, by which methods weight."""
+
+    @tf.function(autograph=False)
+    def count(x, y):
+        number = output(tuple(map(tf.constant, weights)), x, y, True).num_examples
+        return () if number is None else number
+
+    inputs, targets = keras_bridge._made_up_inputs(x_spec), keras_bridge._made_up_targets(y_spec)
+    for (x, y), rows in itertools.product(itertools.product(inputs, targets), (6, 3)):
+        batch = tf.cast(x[:rows], x_spec.dtype), tf.cast(y[:rows], y_spec.dtype)
+        found = keras_bridge._or_none(count, *batch)
+        if found is not None and np.any(np.not_equal(found, rows)):
+            raise ModelError(
+                f"forward_pass of {name} returned num_examples={np.asarray(found)} for a batch of "
+                f"{rows} rows, but methods weight a client by its rows: return the number of rows, "
+                "or None to have it so."
+            )
 
 
 def _forward(loss: Callable) -> Callable:

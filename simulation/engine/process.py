@@ -18,6 +18,7 @@ from simulation.engine.scheduler import CohortInChunks, Totals, cut
 from simulation.protocol import Chunk, Cohort, RoundOutput
 from simulation.tff import context as tff_context
 from tff_algos import client_data
+from tff_algos.model import unfit_explained
 from tff_algos.process import StackedStates
 from tff_suite import memory
 
@@ -131,6 +132,7 @@ def carry_out(
 
     Raises:
       ValueError: If there is no client.
+      ModelError: If a client's examples do not fit the model.
     """
     if not cohort.chunks:
         raise ValueError("A round needs at least one client.")
@@ -138,9 +140,10 @@ def carry_out(
     after = _States(program, cohort.chunks, states_bytes)
     for phase in range(len(program.phases)):
         totals = Totals(program, phase, len(cohort.chunks))
-        for nodes, states in pool.work(cohort, phase, server.sent, states_of):
-            totals.add(nodes)
-            after.add(states)
+        with unfit_explained():
+            for nodes, states in pool.work(cohort, phase, server.sent, states_of):
+                totals.add(nodes)
+                after.add(states)
         server.take(totals.whole())
     gives_states = program.client_states is not None
     return RoundOutput(*server.outcome(), after.whole() if gives_states else (), pool.moved())

@@ -202,13 +202,20 @@ class Call:
       structure: Its result, as a structure of `tf.TensorSpec`s.
     """
 
-    def __init__(self, fn: Callable, specs: Any, must_be_pure: bool = True):
+    def __init__(
+        self,
+        fn: Callable,
+        specs: Any,
+        must_be_pure: bool = True,
+        model_calls_python: bool = False,
+    ):
         """Traces the function.
 
         Args:
           fn: The function.
           specs: Its arguments, a tuple of structures of `tf.TensorSpec`s.
           must_be_pure: Whether it is refused if it draws without a seed or changes variables.
+          model_calls_python: As for `purity.required`.
 
         Raises:
           MethodError: If it must be pure and is not.
@@ -217,7 +224,9 @@ class Call:
         fresh = getattr(fn, "_clone", None)
         fn = fn if fresh is None else fresh(None)
 
-        checked = purity.required(fn) if must_be_pure else contextlib.nullcontext()
+        checked: Any = contextlib.nullcontext()
+        if must_be_pure:
+            checked = purity.required(fn, model_calls_python)
 
         def flat(*tensors):
             with checked:
@@ -388,7 +397,9 @@ class Program:
         if primitive.fn is not None:
             # Users are warned of an aggregator's own draws.
             is_methods = not isinstance(primitive.fn, aggregators.OnRows)
-            self.calls[primitive.number] = call = Call(primitive.fn, arguments, is_methods)
+            self.calls[primitive.number] = call = Call(
+                primitive.fn, arguments, is_methods, self.model.calls_python
+            )
             self.specs[primitive.number] = call.structure
         elif primitive.kind == "mean":
             self.calls[primitive.number] = call = Call(_divide, arguments)

@@ -270,6 +270,7 @@ class Callbacks:
         all_weights: Callable[[Sequence[np.ndarray]], list[np.ndarray]] = list,
         trained: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None = list,
         task: Task | None = None,
+        check_model: Callable[[], None] = lambda: None,
     ):
         """Initialises the callbacks.
 
@@ -278,6 +279,8 @@ class Callbacks:
           all_weights: Function from trained weights to all weights, in Keras's order.
           trained: The inverse; `None` if the method's weights cannot be replaced.
           task: The run's task, if known.
+          check_model: Is called after each callback; raises an `HparamError` if that has changed
+            the run's model in a way that has no effect.
 
         Raises:
           HparamError: If an element is neither callback nor function, or see
@@ -296,6 +299,7 @@ class Callbacks:
             if isinstance(callback, EarlyStopping):
                 callback.settle(task)
         self._all_weights, self._trained = all_weights, trained
+        self._check_model = check_model
         self.reason: str | None = None
         self.failure: Exception | None = None
 
@@ -344,6 +348,7 @@ class Callbacks:
             return None
         try:
             given = function(done)
+            self._check_model()
         except Exception as e:
             self.failure = e
             return None
@@ -359,9 +364,18 @@ class Callbacks:
         try:
             arrays = [np.asarray(w, np.float32) for w in given]
             shapes = [np.shape(w) for w in self._all_weights(trained)]
-            if [w.shape for w in arrays] == shapes:
-                return self._trained(arrays)
-            raise ValueError(f"found shapes {[list(w.shape) for w in arrays]}")
+            if [w.shape for w in arrays] != shapes:
+                raise ValueError(f"found shapes {[list(w.shape) for w in arrays]}")
+            replaced = self._trained(arrays)
+            for i, (kept, w) in enumerate(zip(self._all_weights(replaced), arrays, strict=True)):
+                if not np.array_equal(np.asarray(kept, np.float32), w, equal_nan=True):
+                    self.failure = HparamError(
+                        f"callbacks: after_round returned another value of weight {i}, which does "
+                        "not train and is the same in all rounds: set it in the model before the "
+                        "run, or return it as it is in Round.weights."
+                    )
+                    return None
+            return replaced
         except (TypeError, ValueError) as e:
             self.failure = HparamError(
                 f"callbacks: after_round must return None or weights as Round.weights has them: {e}"

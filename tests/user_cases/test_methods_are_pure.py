@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import simulation
 import tff_algos
+from simulation import runtimes
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tff_algos import averaging, client, purity
 from tff_algos import random as seeded
@@ -123,7 +124,56 @@ OPERATIONS = {
     "RandomGamma": lambda: tf.cond(
         tf.constant(True), lambda: tf.random.gamma([], 1.0), lambda: 0.0
     ),
+    "Timestamp": lambda: tf.timestamp(),
 }
+
+
+def _drawn(call, **options):
+    draw = functools.partial(np.random.normal, size=())
+    return lambda data: tf.reshape(call(lambda: np.float32(draw()), [], tf.float32, **options), [])
+
+
+PYTHON = {
+    "PyFunc": _drawn(tf.numpy_function),
+    "PyFuncStateless": _drawn(tf.numpy_function, stateful=False),
+    "EagerPyFunc": _drawn(tf.py_function),
+}
+
+
+def test_calls_of_python_are_refused_in_a_method_and_taken_in_a_loss(monkeypatch, tmp_path):
+    for op, draw in PYTHON.items():
+        told = rf"^A function of the method calls Python from its graph \({op}\), where nothing"
+        with pytest.raises(purity.MethodError, match=told):
+            run(monkeypatch, tmp_path, at_client(draw), runtime="per_client")
+        with pytest.raises(purity.MethodError, match=told):
+            run(monkeypatch, tmp_path, at_start(draw), runtime="per_client")
+    told = r"^A function of the method calls Python from its graph \(PyFunc\)"
+    with pytest.raises(purity.MethodError, match=told):
+        run(monkeypatch, tmp_path, at_client(PYTHON["PyFunc"]), runtime="tff")
+
+    squares = tf.keras.losses.MeanSquaredError()
+
+    def in_python(y, outputs):
+        values = tf.py_function(lambda y, o: (y - o)[:, 0] ** 2, [y, outputs], tf.float32)
+        return tf.ensure_shape(values, outputs.shape[:1])
+
+    x = np.arange(12.0, dtype=np.float32).reshape(6, 2) / 10
+    y = x.sum(1, keepdims=True)
+    trained = []
+    for loss in (in_python, squares):
+        tf.keras.utils.set_random_seed(1)
+        keras_model = tf.keras.Sequential([tf.keras.layers.InputLayer((2,))])
+        keras_model.add(tf.keras.layers.Dense(1))
+        y_spec = tf.TensorSpec([None, 1])
+        model = tff_algos.from_keras(keras_model, loss=loss, y_spec=y_spec)
+        assert model.calls_python == (loss is in_python)
+        process = tff_algos.build("fedavg", model, client_learning_rate=0.1)
+        with runtimes.installed("per_client"):
+            bound = runtimes.bind(process)
+            data = [tff_algos.batch_client(x, y, batch_size=3)]
+            trained.append(bound.next(bound.initialize(), data).state.weights)
+    for a, b in zip(*trained, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def traced(function):

@@ -10,6 +10,7 @@ import tff_algos
 from simulation import runtimes
 from tasks.task import ArrayFederatedData, Examples, Task
 from tests.tff_algos import shared
+from tff_suite.hparams import HparamError
 
 pytestmark = pytest.mark.slow
 
@@ -203,3 +204,73 @@ def test_other_frozen_weights_are_refused(change):
         other = tff.learning.models.ModelWeights(weights.trainable, frozen)
         with pytest.raises(ValueError, match=r"non-trainable weights differ .* build a process"):
             process.set_model_weights(state, other)
+
+
+def _returns_other_statistics(model):
+    def callback(done):
+        weights = [np.array(w) for w in done.weights]
+        weights[4] += 5.0  # The moving mean.
+        return weights
+
+    return callback
+
+
+def _assigns_statistics(model):
+    def callback(done):
+        model.layers[1].moving_mean.assign_add(np.ones(6))
+
+    return callback
+
+
+def _unfreezes(model):
+    def callback(done):
+        model.layers[1].trainable = True
+
+    return callback
+
+
+def _freezes(model):
+    def callback(done):
+        model.layers[0].trainable = False
+
+    return callback
+
+
+WITHOUT_EFFECT = {
+    _returns_other_statistics: "after_round returned another value of weight 4, which does not",
+    _assigns_statistics: "a callback changed the model's weight 'batch_norm.*moving_mean:0', which",
+    _unfreezes: "a callback changed which weights of the model are trainable, which does not",
+    _freezes: "a callback changed which weights of the model are trainable, which does not",
+}
+
+
+@pytest.mark.parametrize("callback", WITHOUT_EFFECT, ids=lambda make: make.__name__)
+def test_changes_of_a_callback_that_have_no_effect_are_refused(callback, tmp_path):
+    model = made(batch_normalized)
+    with pytest.raises(HparamError, match=f"^callbacks: {WITHOUT_EFFECT[callback]}") as e:
+        run(
+            model,
+            tmp_path,
+            runtime="per_client",
+            callbacks=[callback(model)],
+            evaluators={"sum": lambda weights: float(sum(np.sum(w) for w in weights))},
+        )
+    assert "\n" not in str(e.value)
+
+
+def test_a_callback_may_use_the_model_and_replace_weights_that_train(tmp_path):
+    model = made(batch_normalized)
+    model.layers[1].moving_mean.assign(np.arange(6.0))
+
+    def callback(done):
+        model.set_weights(done.weights)
+        model.predict(X, verbose=0)
+        weights = [np.array(w) for w in done.weights]
+        weights[0] = np.full((4, 6), 0.25)
+        return weights
+
+    kept = model.get_weights()[4]
+    result = run(model, tmp_path, runtime="per_client", callbacks=[callback])
+    np.testing.assert_array_equal(result.weights[0], np.full((4, 6), 0.25, np.float32))
+    np.testing.assert_array_equal(result.weights[4], kept)
+    assert result.rounds["train/weights_replaced"].iloc[-1] == 1
