@@ -745,12 +745,13 @@ def _weight_penalties(keras_model, layers):
         for added in getattr(layer, "_callable_losses", []):
             # Keras keeps a weight's regulariser as partial(tag, partial(fn, variable)).
             inner = added.args[0] if isinstance(added, functools.partial) and added.args else None
-            if not isinstance(inner, functools.partial) or not inner.args:
+            given = inner.args if isinstance(inner, functools.partial) else ()
+            if len(given) != 1 or not isinstance(given[0], tf.Variable) or inner.keywords:
                 raise ModelError(
                     f"Layer {layer.name!r} adds a loss that is not a weight regulariser, which is "
-                    "not supported; add it to the loss function."
+                    "not supported; add it to the loss function, or give the weight a regularizer=."
                 )
-            variable = inner.args[0]
+            variable = given[0]
             if id(variable) in index:
                 penalties.append((index[id(variable)], inner.func))
             else:

@@ -1,5 +1,7 @@
 """Weights, layers and steps that a model's own code hides: refused, or equal to Keras."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -299,6 +301,55 @@ def test_losses_that_a_call_adds_are_refused(make):
     model(X)
     with pytest.raises(ModelError, match=r"^Model '.*' adds losses while it is called"):
         tff_algos.from_keras(model, loss=LOSS, x_spec=tf.TensorSpec([None, 4]))
+
+
+def scaled(weight, strength=1.0):
+    return strength * tf.reduce_sum(weight**2)
+
+
+def of_two(kernel, bias):
+    return tf.reduce_sum(kernel**2) * tf.reduce_sum((bias - 1) ** 2)
+
+
+def with_added(loss_of):
+    layer = L.Dense(3)
+    model = sequence(layer)
+    layer.add_loss(loss_of(layer))
+    return model
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda layer: functools.partial(scaled, layer.kernel, strength=0.01),
+        lambda layer: functools.partial(scaled, layer.kernel, 0.01),
+        lambda layer: functools.partial(of_two, layer.kernel, layer.bias),
+        lambda layer: functools.partial(lambda layer: scaled(layer.kernel), layer),
+        lambda layer: lambda: scaled(layer.kernel),
+    ],
+    ids=["keyword", "second", "two", "layer", "function"],
+)
+def test_an_added_loss_other_than_of_one_weight_is_refused(loss_of):
+    """Its other arguments were lost, or it was a number without a gradient."""
+    with pytest.raises(ModelError, match=r"adds a loss .*, or give the weight a regularizer=\.$"):
+        tff_algos.from_keras(with_added(loss_of), loss=LOSS)
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized"])
+def test_an_added_loss_of_one_weight_trains_as_in_keras(runtime):
+    model, rate = with_added(lambda layer: functools.partial(scaled, layer.kernel)), 0.1
+    y = np.arange(6, dtype=np.int32) % 3
+    process = tff_algos.build(
+        "fedavg", tff_algos.from_keras(model, loss=LOSS), client_learning_rate=rate
+    )
+    with runtimes.installed(runtime):
+        bound = runtimes.bind(process)
+        data = tff_algos.batch_client(X, y, batch_size=6)
+        found = bound.next(bound.initialize(), [data]).state.weights
+    model.compile(K.optimizers.SGD(rate), LOSS)
+    model.fit(X, y, batch_size=6, verbose=0)
+    for ours, keras in zip(found, model.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, keras, rtol=1e-5, atol=1e-6)
 
 
 class Twice(L.Dropout):
