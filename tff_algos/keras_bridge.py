@@ -765,12 +765,16 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
     weight_specs = [tf.TensorSpec(v.shape, v.dtype) for v in keras_model.trainable_variables]
 
     def called(weights, x, seed):
-        outputs, _ = apply(weights, x, True, seed)
-        masks.append(losses_utils.get_mask(outputs))
-        # Those of a functional model's own graph, and those of the call.
-        for layer, name in itertools.product([keras_model, *layers], ("_losses", "_eager_losses")):
-            adds_losses.extend(getattr(layer, name, ()))
-        return outputs
+        found = []
+        for training in (True, False):  # A layer may do something in inference only.
+            outputs, _ = apply(weights, x, training, seed)
+            found.append(outputs)
+            masks.append(losses_utils.get_mask(outputs))
+            # Those of a functional model's own graph, and those of the call.
+            for layer in (keras_model, *layers):
+                adds_losses.extend(getattr(layer, "_losses", ()))
+                adds_losses.extend(getattr(layer, "_eager_losses", ()))
+        return found
 
     try:
         traced = tf.function(called, autograph=False).get_concrete_function(
@@ -789,12 +793,12 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
             f"Model {keras_model.name!r} fails when tensors take the place of its variables; let "
             f"`call` use weights as tensors, without value(), numpy() or a tape on them: {told}"
         ) from e
-    outputs = traced.structured_outputs
-    if not isinstance(outputs, tf.TensorSpec) and not tf.is_tensor(outputs):
-        raise ModelError(
-            f"Model {keras_model.name!r} has {len(tf.nest.flatten(outputs))} outputs; it must have "
-            "one tensor, which the loss is a function of: concatenate them."
-        )
+    for outputs in traced.structured_outputs:
+        if not isinstance(outputs, tf.TensorSpec) and not tf.is_tensor(outputs):
+            raise ModelError(
+                f"Model {keras_model.name!r} has {len(tf.nest.flatten(outputs))} outputs; it must "
+                "have one tensor, which the loss is a function of: concatenate them."
+            )
     if adds_losses:
         raise ModelError(
             f"Model {keras_model.name!r} adds losses while it is called, which is not supported; "
@@ -804,7 +808,7 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
     names, graph_def = {layer.name for layer in layers}, traced.graph.as_graph_def()
     refuse_stateful_ops(traced.graph, names)
     _refuse_draws_in_loops(graph_def, names)
-    mask = masks[-1]
+    outputs, mask = traced.structured_outputs[0], masks[0]
     mask_spec = None if mask is None else tf.TensorSpec(mask.shape, mask.dtype)
     return graph_def, tf.TensorSpec(outputs.shape, outputs.dtype), mask_spec
 

@@ -95,6 +95,59 @@ def test_a_weight_that_would_not_train_is_refused(model, refusal):
         tff_algos.from_keras(model(), loss=LOSS)
 
 
+class InferenceByWeights(L.Layer):
+    """Reads its weights by position in inference only."""
+
+    def build(self, shape):
+        self.k = self.add_weight("k", shape=(4, 3))
+        self.b = self.add_weight("b", shape=(3,), initializer="zeros")
+
+    def call(self, x, training=False):
+        if training:
+            return x @ self.k + self.b
+        k, b = self.weights
+        return x @ k + b
+
+
+class CountsInInference(Listed):
+    def build(self, shape):
+        super().build(shape)
+        self.n = self.add_weight("n", shape=(), trainable=False, initializer="zeros")
+
+    def call(self, x, training=None):
+        if not training:
+            self.n.assign_add(1.0)
+        return x @ self.a
+
+
+class DrawsInInference(Listed):
+    def call(self, x, training=None):
+        return x @ self.a if training else x @ self.a + tf.random.normal([3])
+
+
+class AddsInInference(Listed):
+    def call(self, x, training=None):
+        if not training:
+            self.add_loss(tf.reduce_mean(x**2))
+        return x @ self.a
+
+
+@pytest.mark.parametrize(
+    ("layer", "refusal"),
+    [
+        (InferenceByWeights, "^The model reads the weight 'inference_by_weights.*' around its"),
+        (CountsInInference, "^Layer 'counts_in_inference.*' changes a variable while it runs"),
+        (DrawsInInference, "^Layer 'draws_in_inference.*' uses the stateful operation"),
+        (AddsInInference, "^Model '.*' adds losses while it is called"),
+    ],
+)
+def test_what_a_layer_does_in_inference_only_is_refused_too(layer, refusal):
+    """Evaluation used the initial weights throughout."""
+    with pytest.raises(ModelError, match=refusal) as e:
+        tff_algos.from_keras(sequence(layer()), loss=LOSS)
+    assert "\n" not in str(e.value)
+
+
 def test_a_loss_must_not_read_the_models_weights():
     model = sequence(L.Dense(3))
 
