@@ -62,7 +62,7 @@ _SIXTEEN_BITS = (tf.float16, tf.bfloat16)
 _DRAW = "draw_by_seed"
 # What `fit` and `evaluate` call, and no method does.
 _OWN_STEPS = (
-    *("fit", "make_train_function", "train_step", "compute_loss"),
+    *("fit", "make_train_function", "train_step", "compute_loss", "losses"),
     *("test_step", "compute_metrics"),
 )
 
@@ -207,9 +207,16 @@ def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
 
 
 def _refuse_own_steps(keras_model: tf.keras.Model) -> None:
-    """Refuses a model with its own `train_step` or measures, which no method calls."""
+    """Refuses a model with its own `train_step` or measures, which no method calls.
+
+    They may be those of its class, or set on the model itself.
+    """
     kind, usual = type(keras_model), tf.keras.Model
-    own = [n for n in _OWN_STEPS if getattr(kind, n, None) is not getattr(usual, n, None)]
+    own = [
+        name
+        for name in _OWN_STEPS
+        if name in vars(keras_model) or getattr(kind, name, None) is not getattr(usual, name, None)
+    ]
     if own:
         raise ModelError(
             f"Model {keras_model.name!r} ({kind.__name__}) overrides {own[0]}, which "

@@ -1,6 +1,7 @@
 """Weights, layers and steps that a model's own code hides: refused, or equal to Keras."""
 
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -186,6 +187,32 @@ def test_a_models_own_steps_are_refused(method):
         tff_algos.from_keras(own(x, L.Dense(3)(x)), loss=LOSS)
 
 
+@pytest.mark.parametrize("method", [*OWN_STEPS, "test_step", "compute_metrics"])
+def test_steps_that_a_model_object_was_given_are_refused(method):
+    """`fit` calls them, too."""
+    model = sequence(L.Dense(3))
+    setattr(model, method, types.MethodType(lambda self, *arguments, **named: None, model))
+    with pytest.raises(ModelError, match=rf"\(Sequential\) overrides {method}, which is never"):
+        tff_algos.from_keras(model, loss=LOSS)
+
+
+class WithLosses(K.Sequential):
+    @property
+    def losses(self):
+        return [*super().losses, tf.reduce_sum(self.trainable_variables[0] ** 2)]
+
+
+class LayerWithLosses(L.Dense):
+    @property
+    def losses(self):
+        return [tf.reduce_sum(self.kernel**2)]
+
+
+def test_a_models_own_losses_are_refused():
+    with pytest.raises(ModelError, match=r"\(WithLosses\) overrides losses, which is never"):
+        tff_algos.from_keras(WithLosses([L.InputLayer([4]), L.Dense(3)]), loss=LOSS)
+
+
 class Value(Listed):
     def call(self, x):
         return x @ self.a.value()
@@ -304,6 +331,8 @@ TRAINED = {
     "own gradient": (lambda: sequence(L.Dense(4, "swish"), Recomputes(passes=True)), X),
     "tensor": (lambda: HoldsATensor(L.Dense(3)), X),
     "tied and frozen": (tied_and_frozen, IDS),
+    # `fit` does not read those of a layer.
+    "losses of a layer": (lambda: sequence(LayerWithLosses(3)), X),
 }
 
 
