@@ -11,10 +11,11 @@ drawing from a stateful generator, losses added by hand.
 A layer that draws random numbers in training takes their source as an argument of its `call`,
 `uniform`. That is a function of a shape that returns float32 in [0, 1), and the layer calls it at
 most once. Here it draws from an explicit seed; outside the suite its default may be
-`tf.random.uniform`.
+`tf.random.uniform`. An argument `uniform` with a default that is not a function is the layer's own.
 
-A layer whose `call` takes `real_examples` gets bool `[batch]` there, false for padding. Its outputs
-for padding are never used, so it may skip that work.
+A layer whose `call` takes `real_examples`, with the default `None` or without one, gets bool
+`[batch]` there, false for padding. Its outputs for padding are never used, so it may skip that
+work.
 """
 
 import collections
@@ -530,7 +531,7 @@ def _functional(
     penalties, fixed_penalty = _weight_penalties(keras_model, [keras_model, *layers])
     drawing = [layer for layer in layers if _draws(layer)]
     preparing = [layer for layer in layers if _prepares(layer)]
-    choosing = [layer for layer in layers if _takes(layer, "real_examples")]
+    choosing = [layer for layer in layers if _takes(layer, "real_examples", lambda d: d is None)]
     # The swap is visible to every thread that calls the same layers.
     lock = threading.RLock()
 
@@ -671,7 +672,7 @@ def _swap_item(stack, holder, key, value):
 
 
 def _draws(layer):
-    return _is_dropout(layer) or _takes(layer, "uniform")
+    return _is_dropout(layer) or _takes(layer, "uniform", callable)
 
 
 def _is_dropout(layer):
@@ -680,8 +681,10 @@ def _is_dropout(layer):
     return isinstance(layer, dropout) and type(layer).call is dropout.call
 
 
-def _takes(layer, argument):
-    return argument in inspect.signature(layer.call).parameters
+def _takes(layer, name, may_be_default):
+    """Returns whether `call` has this argument, with a default as the suite means it or without."""
+    found = inspect.signature(layer.call).parameters.get(name)
+    return found is not None and (found.default is found.empty or may_be_default(found.default))
 
 
 def _prepares(layer):

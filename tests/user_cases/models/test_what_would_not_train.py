@@ -325,12 +325,21 @@ def tied_and_frozen():
     return model
 
 
+class OfOptions(Listed):
+    """Its arguments have the names that the suite gives values, and another sense."""
+
+    def call(self, x, uniform=False, real_examples=True):
+        rows = tf.reduce_mean(x, -1, keepdims=True) @ self.a[:1] if uniform else x @ self.a
+        return rows if real_examples is True else tf.zeros_like(rows)
+
+
 IDS = RNG.integers(0, 10, (6, 5)).astype(np.int32)
 TRAINED = {
     # That of a weight that is an argument, and those within Keras's activations.
     "own gradient": (lambda: sequence(L.Dense(4, "swish"), Recomputes(passes=True)), X),
     "tensor": (lambda: HoldsATensor(L.Dense(3)), X),
     "tied and frozen": (tied_and_frozen, IDS),
+    "options": (lambda: sequence(OfOptions()), X),
     # `fit` does not read those of a layer.
     "losses of a layer": (lambda: sequence(LayerWithLosses(3)), X),
 }
