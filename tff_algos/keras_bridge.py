@@ -1078,7 +1078,7 @@ def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, exampl
     weights = keras_model.trainable_variables
     computed_in = {getattr(m, "compute_dtype", None) for m in keras_model.submodules}
     # The size of a batch shows in the rounding, and 16 bits make that large.
-    sizes = slice(2) if computed_in & {"float16", "bfloat16"} else slice(3)
+    sizes = slice(3) if computed_in & {"float16", "bfloat16"} else slice(None)
 
     def batches(rows, spec):
         rows = rows.astype(spec.dtype.as_numpy_dtype)
@@ -1089,11 +1089,11 @@ def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, exampl
         finite = True
         for mode, training in (("", False), (", in training,", True)):
             found = [_or_none(apply, weights, b, training, None) for b in batches(x, x_spec)]
-            if any(f is None for f in found):
-                return False
-            outputs = [f[0] for f in found]
-            finite &= all(np.all(np.isfinite(tf.cast(o, tf.float32))) for o in outputs)
+            outputs = [f and f[0] for f in found]
             _refuse_unlike(f"Model {keras_model.name!r}{mode}", outputs)
+            if any(o is None for o in outputs):
+                return False
+            finite &= all(np.all(np.isfinite(tf.cast(o, tf.float32))) for o in outputs)
         for y in targets:
             pairs = list(zip(batches(y, y_spec), outputs, strict=True))
             for name, function in functions.items():
@@ -1106,8 +1106,9 @@ def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, exampl
     any(look_at(x, *_made_up_targets(y_spec)) for x in _made_up_inputs(x_spec))
 
 
-# Of six examples: the first two beside others, beside other others, and alone.
-_PARTS = ([0, 1, 2, 3], [0, 1, 4, 5], [0, 1])
+# Of six examples: the first two beside others, beside other others, the first beside another
+# neighbour, and batches of other sizes.
+_PARTS = ([0, 1, 2, 3], [0, 1, 4, 5], [0, 2, 1, 3], [0, 1, 2], [0, 1])
 
 
 def _mixed_rows(x, y):
@@ -1152,20 +1153,22 @@ def _or_none(function, *arguments):
 
 
 def _refuse_unlike(what: str, batches: Sequence[Any]) -> None:
-    """Refuses batches that share their first two examples but differ in the values for them.
+    """Refuses batches that share their first examples but differ in the values for them.
 
     Args:
       what: What produced the values, for the message.
-      batches: For each batch the values, or the values and weights, or `None`.
+      batches: For each of the first `_PARTS` the values, or the values and weights, or `None`.
     """
     if any(b is None for b in batches):
+        _refuse_fixed_sizes(what, batches)
         return
     first, *others = (b if isinstance(b, tuple) else (b,) for b in batches)
-    for other in others:
+    for part, other in zip(_PARTS[1:], others, strict=False):
+        shared = 2 if part[1] == 1 else 1
         for one, two in zip(first, other, strict=True):
             if not np.ndim(one) or not np.ndim(two):
                 continue
-            one, two = (np.asarray(tf.cast(v[:2], tf.float64)) for v in (one, two))
+            one, two = (np.asarray(tf.cast(v[:shared], tf.float64)) for v in (one, two))
             # Beside large values small ones are rounded more.
             most = np.max(np.abs(one), where=np.isfinite(one), initial=0.1)
             if one.shape == two.shape and not np.allclose(
@@ -1175,6 +1178,18 @@ def _refuse_unlike(what: str, batches: Sequence[Any]) -> None:
                     f"{what} mixes the examples of a batch, or draws random numbers: the value of "
                     "one depends on the others, even on padding. Compute it from the example alone."
                 )
+
+
+def _refuse_fixed_sizes(what: str, batches: Sequence[Any]) -> None:
+    """Refuses what takes a batch but not some of its examples; arguments as `_refuse_unlike`."""
+    parts = list(zip(_PARTS, batches, strict=False))
+    for (part, taken), (fewer, other) in itertools.product(parts, repeat=2):
+        if taken is not None and other is None and set(fewer) < set(part):
+            raise ModelError(
+                f"{what} takes {len(part)} examples but not {len(fewer)} of them, and batches are "
+                "of any size. Compute every example on its own, without a fixed number of them in "
+                "a shape."
+            )
 
 
 def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
