@@ -478,6 +478,64 @@ def test_a_dropouts_own_shape_of_noise_counts():
     assert len(set(np.asarray(seen).tolist())) == 1
 
 
+def missed(y, outputs):
+    hit = tf.argmax(outputs, -1, output_type=tf.int32) == tf.cast(tf.reshape(y, [-1]), tf.int32)
+    return 1.0 - tf.cast(hit, tf.float32)
+
+
+RATES = {"client_learning_rate": 0.1}
+WITHOUT_GRADIENT = {
+    "loss": (lambda: sequence(L.Dense(3)), missed),
+    "model": (lambda: sequence(L.Dense(3), L.Lambda(tf.round)), LOSS),
+}
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized", "tff"])
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_a_loss_without_a_gradient_is_refused(name, runtime):
+    """`fit` raises "No gradients provided for any variable"."""
+    make, loss = WITHOUT_GRADIENT[name]
+    process = tff_algos.build("fedavg", tff_algos.from_keras(make(), loss=loss), **RATES)
+    data = tff_algos.batch_client(X, np.arange(6, dtype=np.int32) % 3, batch_size=6)
+    with (
+        runtimes.installed(runtime),
+        pytest.raises(ModelError, match=r"^The loss has no gradient with respect to any") as e,
+    ):
+        bound = runtimes.bind(process)
+        bound.next(bound.initialize(), [data])
+    assert "\n" not in str(e.value)
+
+
+class PartlyUsed(Listed):
+    """One of its weights has no effect."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.unused = self.add_weight("unused", shape=(2,))
+
+    def call(self, x, training=None):
+        outputs = x @ self.a
+        return outputs if training else tf.round(outputs)
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "qfedavg"])
+def test_a_weight_without_an_effect_stays_as_it_is(algorithm, runtime):
+    """And outputs may be rounded in inference, as those of some quantised models are."""
+    model, y = sequence(PartlyUsed()), np.arange(6, dtype=np.int32) % 3
+    made = tff_algos.from_keras(model, loss=LOSS)
+    process = tff_algos.build(algorithm, made, **RATES)
+    with runtimes.installed(runtime):
+        bound = runtimes.bind(process)
+        data = tff_algos.batch_client(X, y, batch_size=6)
+        found = bound.next(bound.initialize(), [data]).state.weights
+    np.testing.assert_array_equal(found[1], made.initial_weights[1])
+    if algorithm == "fedavg":
+        model.compile(K.optimizers.SGD(0.1), LOSS)
+        model.fit(X, y, batch_size=6, verbose=0)
+        np.testing.assert_allclose(found[0], model.get_weights()[0], rtol=1e-5, atol=1e-6)
+
+
 FACTOR = tf.Variable(2.0)
 
 
