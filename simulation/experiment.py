@@ -646,8 +646,8 @@ class Experiment:
         values = {
             id(variable): value
             for variables, arrays in (
-                (built.keras_model.trainable_weights, trained),
-                (built.keras_model.non_trainable_weights, built.model.frozen_weights),
+                (built.keras_model.trainable_variables, trained),
+                (built.keras_model.non_trainable_variables, built.model.frozen_weights),
             )
             for variable, value in zip(variables, arrays, strict=True)
         }
@@ -657,7 +657,7 @@ class Experiment:
         """Returns the trainable weights among all weights."""
         keras_model = self._model.keras_model
         of_variable = {id(v): w for v, w in zip(keras_model.weights, arrays, strict=True)}
-        return [of_variable[id(variable)] for variable in keras_model.trainable_weights]
+        return [of_variable[id(variable)] for variable in keras_model.trainable_variables]
 
     def _callbacks(self, caller):
         """Returns the caller's callbacks, and that of `--stop_at`."""

@@ -252,6 +252,13 @@ def _refuse_weights(
                 "from_keras a loss_scale, such as 2.0**10, or create the model with "
                 "tf.keras.mixed_precision's policy 'float32'."
             )
+    parts = *keras_model.trainable_variables, *keras_model.non_trainable_variables
+    if {id(v) for v in keras_model.weights} - {id(v) for v in parts}:
+        raise ModelError(
+            f"Model {keras_model.name!r} ({type(keras_model).__name__}) overrides its lists of "
+            "variables, so some weights are neither trainable nor frozen. Freeze weights by "
+            "`trainable = False` of their layers instead."
+        )
     for variable in keras_model.trainable_variables:
         if variable.dtype != tf.float32:
             raise ModelError(
