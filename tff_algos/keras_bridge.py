@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_algos import random
+from tff_algos import purity, random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError, elementwise
 from tff_suite import code_digests, compat, graph_defs, memory
@@ -761,7 +761,7 @@ def _weight_penalties(keras_model, layers):
             )
         for added in getattr(layer, "_callable_losses", []):
             # Keras keeps a weight's regulariser as partial(tag, partial(fn, variable)).
-            inner = added.args[0] if isinstance(added, functools.partial) and added.args else None
+            inner: Any = next(iter(getattr(added, "args", ())), None)
             given = inner.args if isinstance(inner, functools.partial) else ()
             if len(given) != 1 or not isinstance(given[0], tf.Variable) or inner.keywords:
                 raise ModelError(
@@ -812,9 +812,15 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
         ) from e
     for outputs in traced.structured_outputs:
         if not isinstance(outputs, tf.TensorSpec) and not tf.is_tensor(outputs):
+            number = len(tf.nest.flatten(outputs))
+            if number == 1:
+                raise ModelError(
+                    f"Model {keras_model.name!r} returns its output within a "
+                    f"{type(outputs).__name__}; let it return the tensor itself."
+                )
             raise ModelError(
-                f"Model {keras_model.name!r} has {len(tf.nest.flatten(outputs))} outputs; it must "
-                "have one tensor, which the loss is a function of: concatenate them."
+                f"Model {keras_model.name!r} has {number} outputs; it must have one tensor, which "
+                "the loss is a function of: concatenate them."
             )
     if adds_losses:
         raise ModelError(
@@ -984,6 +990,8 @@ def _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions):
     sizes = [size for size in (5, 7, 11, 13, 17, 19, 23, 29, 31, 37) if size not in dims][:2]
     traced, shapes = _shapes_of_values(functions, specs, sizes, refuse)
     _refuse_read_weights(keras_model, traced, "The loss or a metric")
+    if any(map(_is_impure, graph_defs.nodes(traced.graph.as_graph_def()))):
+        _refuse_impure(functions, specs, sizes, refuse)
     for name, (one, other) in shapes.items():
         if not one.rank:
             cure = "it return one value per example, without tf.reduce_mean or with axis=-1"
@@ -1004,6 +1012,23 @@ def _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions):
                 f"targets {targets} and outputs {outputs}; it must return one value per example."
             )
     return traced.graph.as_graph_def()
+
+
+def _is_impure(node):
+    """Returns whether a node of a graph draws without a seed, or changes a variable."""
+    return purity.is_unseeded(node.op) or "Assign" in node.op
+
+
+def _refuse_impure(functions, specs, sizes, refuse):
+    """Refuses by name a loss or metric that draws or changes a variable; as `_shapes_of_values`."""
+    for name, function in functions.items():
+        traced, _ = _shapes_of_values({name: function}, specs, sizes, refuse)
+        for node in filter(_is_impure, graph_defs.nodes(traced.graph.as_graph_def())):
+            does = "changes a variable" if "Assign" in node.op else "draws random numbers"
+            raise ModelError(
+                f"{_what(name)} {does} ({node.op}), so its values could not be repeated. Compute "
+                "them from the targets and outputs alone."
+            )
 
 
 def _is_nan_of_nan(loss: Callable, y_spec: tf.TensorSpec, outputs_spec: tf.TensorSpec) -> bool:
