@@ -642,8 +642,8 @@ class Experiment:
         return tuple(
             list(variables)
             for variables in (
-                keras_model.trainable_weights,
-                keras_model.non_trainable_weights,
+                keras_model.trainable_variables,
+                keras_model.non_trainable_variables,
                 keras_model.weights,
             )
         )
@@ -692,7 +692,7 @@ class Experiment:
     def _check_model(self):
         """Raises if a callback has changed the model in a way that has no effect on the run."""
         trainable, others, _ = self._variables
-        if list(map(id, trainable)) != list(map(id, self._model.keras_model.trainable_weights)):
+        if list(map(id, trainable)) != list(map(id, self._model.keras_model.trainable_variables)):
             raise HparamError(
                 "callbacks: a callback changed which weights of the model are trainable, which "
                 "does not change the run: set `trainable` of layers before it."

@@ -15,7 +15,7 @@ import tensorflow_federated as tff
 from tff_algos import nesterov, random
 from tff_algos.client_data import Batch, ClientData
 from tff_algos.method import ClientState
-from tff_algos.model import Model
+from tff_algos.model import Model, ModelError
 from tff_algos.registry import CLIENT_OPTIMIZERS
 from tff_algos.vector import Vector, on_vectors, to_tuples, to_vectors
 
@@ -448,8 +448,15 @@ def take_steps(
             with tf.GradientTape() as tape:
                 tape.watch(at)
                 forward = model.forward(at, batch, training=True, seed=seed)
-            gradient = tape.gradient(
-                forward.objective, at, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            gradient = tape.gradient(forward.objective, at)
+            if at and all(g is None for g in gradient):
+                raise ModelError(
+                    "The loss has no gradient with respect to any weight, so nothing would train. "
+                    "Compute the loss and the model's outputs without operations such as "
+                    "tf.argmax, tf.round or tf.stop_gradient."
+                )
+            gradient = (
+                tf.zeros_like(w) if g is None else g for g, w in zip(gradient, at, strict=True)
             )
             return forward, _dense(gradient, at)
 

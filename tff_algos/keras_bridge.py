@@ -11,10 +11,11 @@ drawing from a stateful generator, losses added by hand.
 A layer that draws random numbers in training takes their source as an argument of its `call`,
 `uniform`. That is a function of a shape that returns float32 in [0, 1), and the layer calls it at
 most once. Here it draws from an explicit seed; outside the suite its default may be
-`tf.random.uniform`.
+`tf.random.uniform`. An argument `uniform` with a default that is not a function is the layer's own.
 
-A layer whose `call` takes `real_examples` gets bool `[batch]` there, false for padding. Its outputs
-for padding are never used, so it may skip that work.
+A layer whose `call` takes `real_examples`, with the default `None` or without one, gets bool
+`[batch]` there, false for padding. Its outputs for padding are never used, so it may skip that
+work.
 """
 
 import collections
@@ -32,7 +33,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_algos import random
+from tff_algos import purity, random
 from tff_algos.client_data import Batch
 from tff_algos.model import Forward, Model, ModelError, elementwise
 from tff_suite import code_digests, compat, graph_defs, memory
@@ -62,7 +63,7 @@ _SIXTEEN_BITS = (tf.float16, tf.bfloat16)
 _DRAW = "draw_by_seed"
 # What `fit` and `evaluate` call, and no method does.
 _OWN_STEPS = (
-    *("fit", "make_train_function", "train_step", "compute_loss"),
+    *("fit", "make_train_function", "train_step", "compute_loss", "losses"),
     *("test_step", "compute_metrics"),
 )
 
@@ -207,9 +208,16 @@ def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
 
 
 def _refuse_own_steps(keras_model: tf.keras.Model) -> None:
-    """Refuses a model with its own `train_step` or measures, which no method calls."""
+    """Refuses a model with its own `train_step` or measures, which no method calls.
+
+    They may be those of its class, or set on the model itself.
+    """
     kind, usual = type(keras_model), tf.keras.Model
-    own = [n for n in _OWN_STEPS if getattr(kind, n, None) is not getattr(usual, n, None)]
+    own = [
+        name
+        for name in _OWN_STEPS
+        if name in vars(keras_model) or getattr(kind, name, None) is not getattr(usual, name, None)
+    ]
     if own:
         raise ModelError(
             f"Model {keras_model.name!r} ({kind.__name__}) overrides {own[0]}, which "
@@ -244,6 +252,13 @@ def _refuse_weights(
                 "from_keras a loss_scale, such as 2.0**10, or create the model with "
                 "tf.keras.mixed_precision's policy 'float32'."
             )
+    parts = *keras_model.trainable_variables, *keras_model.non_trainable_variables
+    if {id(v) for v in keras_model.weights} - {id(v) for v in parts}:
+        raise ModelError(
+            f"Model {keras_model.name!r} ({type(keras_model).__name__}) overrides its lists of "
+            "variables, so some weights are neither trainable nor frozen. Freeze weights by "
+            "`trainable = False` of their layers instead."
+        )
     for variable in keras_model.trainable_variables:
         if variable.dtype != tf.float32:
             raise ModelError(
@@ -523,7 +538,7 @@ def _functional(
     penalties, fixed_penalty = _weight_penalties(keras_model, [keras_model, *layers])
     drawing = [layer for layer in layers if _draws(layer)]
     preparing = [layer for layer in layers if _prepares(layer)]
-    choosing = [layer for layer in layers if _takes(layer, "real_examples")]
+    choosing = [layer for layer in layers if _takes(layer, "real_examples", lambda d: d is None)]
     # The swap is visible to every thread that calls the same layers.
     lock = threading.RLock()
 
@@ -664,7 +679,7 @@ def _swap_item(stack, holder, key, value):
 
 
 def _draws(layer):
-    return _is_dropout(layer) or _takes(layer, "uniform")
+    return _is_dropout(layer) or _takes(layer, "uniform", callable)
 
 
 def _is_dropout(layer):
@@ -673,8 +688,10 @@ def _is_dropout(layer):
     return isinstance(layer, dropout) and type(layer).call is dropout.call
 
 
-def _takes(layer, argument):
-    return argument in inspect.signature(layer.call).parameters
+def _takes(layer, name, may_be_default):
+    """Returns whether `call` has this argument, with a default as the suite means it or without."""
+    found = inspect.signature(layer.call).parameters.get(name)
+    return found is not None and (found.default is found.empty or may_be_default(found.default))
 
 
 def _prepares(layer):
@@ -744,13 +761,14 @@ def _weight_penalties(keras_model, layers):
             )
         for added in getattr(layer, "_callable_losses", []):
             # Keras keeps a weight's regulariser as partial(tag, partial(fn, variable)).
-            inner = added.args[0] if isinstance(added, functools.partial) and added.args else None
-            if not isinstance(inner, functools.partial) or not inner.args:
+            inner: Any = next(iter(getattr(added, "args", ())), None)
+            given = inner.args if isinstance(inner, functools.partial) else ()
+            if len(given) != 1 or not isinstance(given[0], tf.Variable) or inner.keywords:
                 raise ModelError(
                     f"Layer {layer.name!r} adds a loss that is not a weight regulariser, which is "
-                    "not supported; add it to the loss function."
+                    "not supported; add it to the loss function, or give the weight a regularizer=."
                 )
-            variable = inner.args[0]
+            variable = given[0]
             if id(variable) in index:
                 penalties.append((index[id(variable)], inner.func))
             else:
@@ -764,12 +782,16 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
     weight_specs = [tf.TensorSpec(v.shape, v.dtype) for v in keras_model.trainable_variables]
 
     def called(weights, x, seed):
-        outputs, _ = apply(weights, x, True, seed)
-        masks.append(losses_utils.get_mask(outputs))
-        # Those of a functional model's own graph, and those of the call.
-        for layer, name in itertools.product([keras_model, *layers], ("_losses", "_eager_losses")):
-            adds_losses.extend(getattr(layer, name, ()))
-        return outputs
+        found = []
+        for training in (True, False):  # A layer may do something in inference only.
+            outputs, _ = apply(weights, x, training, seed)
+            found.append(outputs)
+            masks.append(losses_utils.get_mask(outputs))
+            # Those of a functional model's own graph, and those of the call.
+            for layer in (keras_model, *layers):
+                adds_losses.extend(getattr(layer, "_losses", ()))
+                adds_losses.extend(getattr(layer, "_eager_losses", ()))
+        return found
 
     try:
         traced = tf.function(called, autograph=False).get_concrete_function(
@@ -788,12 +810,18 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
             f"Model {keras_model.name!r} fails when tensors take the place of its variables; let "
             f"`call` use weights as tensors, without value(), numpy() or a tape on them: {told}"
         ) from e
-    outputs = traced.structured_outputs
-    if not isinstance(outputs, tf.TensorSpec) and not tf.is_tensor(outputs):
-        raise ModelError(
-            f"Model {keras_model.name!r} has {len(tf.nest.flatten(outputs))} outputs; it must have "
-            "one tensor, which the loss is a function of: concatenate them."
-        )
+    for outputs in traced.structured_outputs:
+        if not isinstance(outputs, tf.TensorSpec) and not tf.is_tensor(outputs):
+            number = len(tf.nest.flatten(outputs))
+            if number == 1:
+                raise ModelError(
+                    f"Model {keras_model.name!r} returns its output within a "
+                    f"{type(outputs).__name__}; let it return the tensor itself."
+                )
+            raise ModelError(
+                f"Model {keras_model.name!r} has {number} outputs; it must have one tensor, which "
+                "the loss is a function of: concatenate them."
+            )
     if adds_losses:
         raise ModelError(
             f"Model {keras_model.name!r} adds losses while it is called, which is not supported; "
@@ -803,7 +831,7 @@ def _refuse_stateful_ops(keras_model, layers, x_spec):
     names, graph_def = {layer.name for layer in layers}, traced.graph.as_graph_def()
     refuse_stateful_ops(traced.graph, names)
     _refuse_draws_in_loops(graph_def, names)
-    mask = masks[-1]
+    outputs, mask = traced.structured_outputs[0], masks[0]
     mask_spec = None if mask is None else tf.TensorSpec(mask.shape, mask.dtype)
     return graph_def, tf.TensorSpec(outputs.shape, outputs.dtype), mask_spec
 
@@ -962,6 +990,8 @@ def _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions):
     sizes = [size for size in (5, 7, 11, 13, 17, 19, 23, 29, 31, 37) if size not in dims][:2]
     traced, shapes = _shapes_of_values(functions, specs, sizes, refuse)
     _refuse_read_weights(keras_model, traced, "The loss or a metric")
+    if any(map(_is_impure, graph_defs.nodes(traced.graph.as_graph_def()))):
+        _refuse_impure(functions, specs, sizes, refuse)
     for name, (one, other) in shapes.items():
         if not one.rank:
             cure = "it return one value per example, without tf.reduce_mean or with axis=-1"
@@ -982,6 +1012,23 @@ def _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions):
                 f"targets {targets} and outputs {outputs}; it must return one value per example."
             )
     return traced.graph.as_graph_def()
+
+
+def _is_impure(node):
+    """Returns whether a node of a graph draws without a seed, or changes a variable."""
+    return purity.is_unseeded(node.op) or "Assign" in node.op
+
+
+def _refuse_impure(functions, specs, sizes, refuse):
+    """Refuses by name a loss or metric that draws or changes a variable; as `_shapes_of_values`."""
+    for name, function in functions.items():
+        traced, _ = _shapes_of_values({name: function}, specs, sizes, refuse)
+        for node in filter(_is_impure, graph_defs.nodes(traced.graph.as_graph_def())):
+            does = "changes a variable" if "Assign" in node.op else "draws random numbers"
+            raise ModelError(
+                f"{_what(name)} {does} ({node.op}), so its values could not be repeated. Compute "
+                "them from the targets and outputs alone."
+            )
 
 
 def _is_nan_of_nan(loss: Callable, y_spec: tf.TensorSpec, outputs_spec: tf.TensorSpec) -> bool:
@@ -1063,7 +1110,7 @@ def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, exampl
     weights = keras_model.trainable_variables
     computed_in = {getattr(m, "compute_dtype", None) for m in keras_model.submodules}
     # The size of a batch shows in the rounding, and 16 bits make that large.
-    sizes = slice(2) if computed_in & {"float16", "bfloat16"} else slice(3)
+    sizes = slice(2) if computed_in & {"float16", "bfloat16"} else slice(None)
 
     def batches(rows, spec):
         rows = rows.astype(spec.dtype.as_numpy_dtype)
@@ -1074,11 +1121,11 @@ def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, exampl
         finite = True
         for mode, training in (("", False), (", in training,", True)):
             found = [_or_none(apply, weights, b, training, None) for b in batches(x, x_spec)]
-            if any(f is None for f in found):
-                return False
-            outputs = [f[0] for f in found]
-            finite &= all(np.all(np.isfinite(tf.cast(o, tf.float32))) for o in outputs)
+            outputs = [f and f[0] for f in found]
             _refuse_unlike(f"Model {keras_model.name!r}{mode}", outputs)
+            if any(o is None for o in outputs):
+                return False
+            finite &= all(np.all(np.isfinite(tf.cast(o, tf.float32))) for o in outputs)
         for y in targets:
             pairs = list(zip(batches(y, y_spec), outputs, strict=True))
             for name, function in functions.items():
@@ -1091,8 +1138,9 @@ def _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, exampl
     any(look_at(x, *_made_up_targets(y_spec)) for x in _made_up_inputs(x_spec))
 
 
-# Of six examples: the first two beside others, beside other others, and alone.
-_PARTS = ([0, 1, 2, 3], [0, 1, 4, 5], [0, 1])
+# Of six examples: the first two beside others, beside other others, the second behind another, and
+# the two alone.
+_PARTS = ([0, 1, 2, 3], [0, 1, 4, 5], [2, 1, 0], [0, 1])
 
 
 def _mixed_rows(x, y):
@@ -1137,20 +1185,22 @@ def _or_none(function, *arguments):
 
 
 def _refuse_unlike(what: str, batches: Sequence[Any]) -> None:
-    """Refuses batches that share their first two examples but differ in the values for them.
+    """Refuses batches that share examples in their first two places but differ in their values.
 
     Args:
       what: What produced the values, for the message.
-      batches: For each batch the values, or the values and weights, or `None`.
+      batches: For each of the first `_PARTS` the values, or the values and weights, or `None`.
     """
     if any(b is None for b in batches):
+        _refuse_fixed_sizes(what, batches)
         return
     first, *others = (b if isinstance(b, tuple) else (b,) for b in batches)
-    for other in others:
+    for part, other in zip(_PARTS[1:], others, strict=False):
+        shared = slice(0 if part[0] == 0 else 1, 2)
         for one, two in zip(first, other, strict=True):
             if not np.ndim(one) or not np.ndim(two):
                 continue
-            one, two = (np.asarray(tf.cast(v[:2], tf.float64)) for v in (one, two))
+            one, two = (np.asarray(tf.cast(v[shared], tf.float64)) for v in (one, two))
             # Beside large values small ones are rounded more.
             most = np.max(np.abs(one), where=np.isfinite(one), initial=0.1)
             if one.shape == two.shape and not np.allclose(
@@ -1160,6 +1210,18 @@ def _refuse_unlike(what: str, batches: Sequence[Any]) -> None:
                     f"{what} mixes the examples of a batch, or draws random numbers: the value of "
                     "one depends on the others, even on padding. Compute it from the example alone."
                 )
+
+
+def _refuse_fixed_sizes(what: str, batches: Sequence[Any]) -> None:
+    """Refuses what takes a batch but not some of its examples; arguments as `_refuse_unlike`."""
+    parts = list(zip(_PARTS, batches, strict=False))
+    for (part, taken), (fewer, other) in itertools.product(parts, repeat=2):
+        if taken is not None and other is None and set(fewer) < set(part):
+            raise ModelError(
+                f"{what} takes {len(part)} examples but not {len(fewer)} of them, and batches are "
+                "of any size. Compute every example on its own, without a fixed number of them in "
+                "a shape."
+            )
 
 
 def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:

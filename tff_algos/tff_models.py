@@ -340,7 +340,8 @@ def _refuse_stateful_ops(name, loss, weights, x_spec, y_spec):
                 f"A weight of this {name} is {spec.dtype.name}; methods compute in float32."
             )
     traced = tf.function(
-        lambda weights, x, y: loss(weights, x, y, True), autograph=False
+        lambda weights, x, y: [loss(weights, x, y, training) for training in (True, False)],
+        autograph=False,
     ).get_concrete_function(specs, x_spec, y_spec)
     keras_bridge.refuse_stateful_ops(traced.graph, [])
     return traced

@@ -233,10 +233,17 @@ class _Hidden(Tutorial):
 
 
 class _Drawing(Tutorial):
+    """Draws in one mode."""
+
+    def __init__(self, draws_in_training):
+        super().__init__()
+        self._mode = draws_in_training
+
     @tf.function
     def forward_pass(self, batch_input, training=True):
         output = Tutorial.forward_pass.python_function(self, batch_input, training)
-        return output._replace(loss=output.loss + tf.random.uniform([]))
+        noise = tf.random.uniform([]) if training == self._mode else 0.0
+        return output._replace(loss=output.loss + noise)
 
 
 @pytest.mark.parametrize(
@@ -264,9 +271,10 @@ def test_refusals_are_one_line(problem, model, says):
     assert "\n" not in str(e.value)
 
 
-def test_a_model_that_draws_is_refused_by_name():
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_that_draws_is_refused_by_name(training):
     with pytest.raises(ModelError, match="stateful operation RandomUniform"):
-        tff_models.as_model(_Drawing())
+        tff_models.as_model(_Drawing(training))
 
 
 O = tff.learning.optimizers  # noqa: E741

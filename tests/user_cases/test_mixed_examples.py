@@ -27,9 +27,25 @@ class _InTraining(L.Layer):
         return self._function(inputs) if training else inputs
 
 
+def _in_groups(size):
+    def of_group(x):
+        groups = tf.reshape(x, [-1, size, 3])
+        return tf.reshape(groups - tf.reduce_mean(groups, 1, keepdims=True), [-1, 3])
+
+    return of_group
+
+
+def _neighbour(x):
+    """Combines examples 0 and 1, 2 and 3, and so on."""
+    number = tf.shape(x)[0]
+    return x - 0.5 * tf.gather(x, tf.minimum(tf.range(number) ^ 1, number - 1))
+
+
 LAYERS = {
+    "pairs": _neighbour,
     "statistics": lambda x: (x - tf.reduce_mean(x, 0)) / tf.math.reduce_std(x, 0),
     "largest": lambda x: x / tf.reduce_max(tf.abs(x), 0),
+    "all before": lambda x: tf.cumsum(x, 0),
     "neighbour": lambda x: x + tf.roll(x, 1, 0),
     "reversed": lambda x: x[::-1],
     "attention": lambda x: tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True)), x),
@@ -60,6 +76,16 @@ def test_layers_that_mix_in_training_only_are_refused(name, dtype, dropout):
 def test_layers_that_mix_always_are_refused(name):
     with pytest.raises(ModelError, match=r"^Model '[^']*' mixes the examples of a batch"):
         from_keras(_model(L.Lambda(LAYERS[name])), loss=LOSS)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("only", [True, False], ids=["in training", "always"])
+def test_layers_that_take_groups_of_examples_are_refused(size, only):
+    function = _in_groups(size)
+    layer = _InTraining(function) if only else L.Lambda(function)
+    with pytest.raises(ModelError, match=rf"takes {3 if size == 3 else 4} examples but not") as e:
+        from_keras(_model(layer), loss=LOSS)
+    assert "\n" not in str(e.value)
 
 
 def _crossentropy(y, outputs):
@@ -93,7 +119,15 @@ def _rare_class(y, outputs):
     return _crossentropy(y, outputs) * (1.0 + share)
 
 
-ALWAYS = [_balanced, _balanced_by_weights, _contrast, _shared_by_all]
+def _of_pairs(y, outputs):
+    return _neighbour(_crossentropy(y, outputs))
+
+
+def _of_all_before(y, outputs):
+    return tf.cumsum(_crossentropy(y, outputs))
+
+
+ALWAYS = [_of_pairs, _of_all_before, _balanced, _balanced_by_weights, _contrast, _shared_by_all]
 
 
 @pytest.mark.parametrize("loss", ALWAYS)

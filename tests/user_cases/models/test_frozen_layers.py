@@ -10,6 +10,7 @@ import tff_algos
 from simulation import runtimes
 from tasks.task import ArrayFederatedData, Examples, Task
 from tests.tff_algos import shared
+from tff_algos.model import ModelError
 from tff_suite.hparams import HparamError
 
 pytestmark = pytest.mark.slow
@@ -112,6 +113,40 @@ def run(model, folder, **changes):
         "runtime": "tff",
     }
     return simulation.run(**(settings | changes))
+
+
+class _OfTheLast(tf.keras.Model):
+    @property
+    def trainable_variables(self):
+        return super().trainable_variables[2:]
+
+
+class _OfTheLastAndOthers(_OfTheLast):
+    @property
+    def non_trainable_variables(self):
+        return super().trainable_weights[:2]
+
+
+def _overriding(kind):
+    inputs = tf.keras.Input((4,))
+    return kind(inputs, L.Dense(3)(L.Dense(4)(inputs)))
+
+
+def test_weights_that_are_in_no_list_are_refused():
+    with pytest.raises(ModelError, match=r"\(_OfTheLast\) overrides its lists of variables") as e:
+        tff_algos.from_keras(_overriding(_OfTheLast), loss=LOSS)
+    assert "\n" not in str(e.value)
+
+
+def test_a_model_may_list_its_variables_itself(tmp_path):
+    model = made(lambda: _overriding(_OfTheLastAndOthers))
+    result = run(model, str(tmp_path), runtime="vectorized")
+    first = [np.array(w) for w in model.get_weights()[:2]]
+    model.fit(X, Y, batch_size=24, verbose=0)
+    for ours, keras in zip(result.weights, model.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, keras, rtol=1e-5, atol=1e-6)
+    for ours, before in zip(result.weights[:2], first, strict=True):
+        np.testing.assert_array_equal(ours, before)
 
 
 @pytest.mark.quick_cases("pretrained", "subclassed", "batch_normalized")

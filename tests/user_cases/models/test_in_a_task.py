@@ -198,6 +198,26 @@ def in_a_row():
     return tf.keras.Model(inputs, L.Dense(1)(inputs)[:, 0])
 
 
+STEPS = tf.Variable(0.0)
+
+
+def squares(y, outputs):
+    return (tf.reshape(y, [-1]) - outputs[:, 0]) ** 2
+
+
+def drawing(y, outputs):
+    return squares(y, outputs + tf.random.normal([1]))
+
+
+def counting(y, outputs):
+    return squares(y, outputs) * STEPS.assign_add(1.0)
+
+
+def named_output():
+    inputs = tf.keras.Input([3])
+    return tf.keras.Model(inputs, {"out": L.Dense(1)(inputs)})
+
+
 NUMBERS, CLASSES = X[:, 0], np.arange(30) % 3
 ONE_NUMBER = "gives one number for the whole batch, .* one value per example"
 # Model, targets, loss, metrics, what is said.
@@ -245,8 +265,28 @@ REFUSED = {
     "no model": (lambda: None, NUMBERS, "mse", {}, "must be a Keras model; found a NoneType"),
     "a layer": (lambda: L.Dense(1), NUMBERS, "mse", {}, "must be a Keras model; found a Dense"),
     "two inputs": (two_inputs, NUMBERS, "mse", {}, "has 2 inputs; .* split that inside"),
+    "named output": (
+        named_output, NUMBERS, "mse", {},
+        "returns its output within a dict; let it return the tensor itself",
+    ),
+    "loss that draws": (
+        linear, NUMBERS, drawing, {}, r"^The loss draws random numbers \(RandomStandardNormal\), "
+    ),
+    "metric that draws": (
+        linear, NUMBERS, "mse", {"fine": "mae", "m": drawing}, "^Metric 'm' draws random numbers"
+    ),
+    "loss that counts": (
+        linear, NUMBERS, counting, {}, r"^The loss changes a variable \(AssignAddVariableOp\), so"
+    ),
     "two outputs": (two_outputs, NUMBERS, "mse", {}, "has 2 outputs; .* concatenate them"),
 }  # fmt: skip
+
+
+def test_a_loss_that_is_refused_was_not_called():
+    before = STEPS.numpy()
+    with pytest.raises(ModelError, match=r"^The loss changes a variable"):
+        from_keras(linear(), loss=counting, y_spec=tf.TensorSpec([None]))
+    assert before == STEPS.numpy()
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,5 +1,8 @@
 """Weights, layers and steps that a model's own code hides: refused, or equal to Keras."""
 
+import functools
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -93,6 +96,59 @@ def test_a_weight_that_would_not_train_is_refused(model, refusal):
         tff_algos.from_keras(model(), loss=LOSS)
 
 
+class InferenceByWeights(L.Layer):
+    """Reads its weights by position in inference only."""
+
+    def build(self, shape):
+        self.k = self.add_weight("k", shape=(4, 3))
+        self.b = self.add_weight("b", shape=(3,), initializer="zeros")
+
+    def call(self, x, training=False):
+        if training:
+            return x @ self.k + self.b
+        k, b = self.weights
+        return x @ k + b
+
+
+class CountsInInference(Listed):
+    def build(self, shape):
+        super().build(shape)
+        self.n = self.add_weight("n", shape=(), trainable=False, initializer="zeros")
+
+    def call(self, x, training=None):
+        if not training:
+            self.n.assign_add(1.0)
+        return x @ self.a
+
+
+class DrawsInInference(Listed):
+    def call(self, x, training=None):
+        return x @ self.a if training else x @ self.a + tf.random.normal([3])
+
+
+class AddsInInference(Listed):
+    def call(self, x, training=None):
+        if not training:
+            self.add_loss(tf.reduce_mean(x**2))
+        return x @ self.a
+
+
+@pytest.mark.parametrize(
+    ("layer", "refusal"),
+    [
+        (InferenceByWeights, "^The model reads the weight 'inference_by_weights.*' around its"),
+        (CountsInInference, "^Layer 'counts_in_inference.*' changes a variable while it runs"),
+        (DrawsInInference, "^Layer 'draws_in_inference.*' uses the stateful operation"),
+        (AddsInInference, "^Model '.*' adds losses while it is called"),
+    ],
+)
+def test_what_a_layer_does_in_inference_only_is_refused_too(layer, refusal):
+    """Evaluation used the initial weights throughout."""
+    with pytest.raises(ModelError, match=refusal) as e:
+        tff_algos.from_keras(sequence(layer()), loss=LOSS)
+    assert "\n" not in str(e.value)
+
+
 def test_a_loss_must_not_read_the_models_weights():
     model = sequence(L.Dense(3))
 
@@ -129,6 +185,32 @@ def test_a_models_own_steps_are_refused(method):
     x = K.Input([4])
     with pytest.raises(ModelError, match=rf"\(Own\) overrides {method}, which is never called"):
         tff_algos.from_keras(own(x, L.Dense(3)(x)), loss=LOSS)
+
+
+@pytest.mark.parametrize("method", [*OWN_STEPS, "test_step", "compute_metrics"])
+def test_steps_that_a_model_object_was_given_are_refused(method):
+    """`fit` calls them, too."""
+    model = sequence(L.Dense(3))
+    setattr(model, method, types.MethodType(lambda self, *arguments, **named: None, model))
+    with pytest.raises(ModelError, match=rf"\(Sequential\) overrides {method}, which is never"):
+        tff_algos.from_keras(model, loss=LOSS)
+
+
+class WithLosses(K.Sequential):
+    @property
+    def losses(self):
+        return [*super().losses, tf.reduce_sum(self.trainable_variables[0] ** 2)]
+
+
+class LayerWithLosses(L.Dense):
+    @property
+    def losses(self):
+        return [tf.reduce_sum(self.kernel**2)]
+
+
+def test_a_models_own_losses_are_refused():
+    with pytest.raises(ModelError, match=r"\(WithLosses\) overrides losses, which is never"):
+        tff_algos.from_keras(WithLosses([L.InputLayer([4]), L.Dense(3)]), loss=LOSS)
 
 
 class Value(Listed):
@@ -243,12 +325,23 @@ def tied_and_frozen():
     return model
 
 
+class OfOptions(Listed):
+    """Its arguments have the names that the suite gives values, and another sense."""
+
+    def call(self, x, uniform=False, real_examples=True):
+        rows = tf.reduce_mean(x, -1, keepdims=True) @ self.a[:1] if uniform else x @ self.a
+        return rows if real_examples is True else tf.zeros_like(rows)
+
+
 IDS = RNG.integers(0, 10, (6, 5)).astype(np.int32)
 TRAINED = {
     # That of a weight that is an argument, and those within Keras's activations.
     "own gradient": (lambda: sequence(L.Dense(4, "swish"), Recomputes(passes=True)), X),
     "tensor": (lambda: HoldsATensor(L.Dense(3)), X),
     "tied and frozen": (tied_and_frozen, IDS),
+    "options": (lambda: sequence(OfOptions()), X),
+    # `fit` does not read those of a layer.
+    "losses of a layer": (lambda: sequence(LayerWithLosses(3)), X),
 }
 
 
@@ -301,6 +394,55 @@ def test_losses_that_a_call_adds_are_refused(make):
         tff_algos.from_keras(model, loss=LOSS, x_spec=tf.TensorSpec([None, 4]))
 
 
+def scaled(weight, strength=1.0):
+    return strength * tf.reduce_sum(weight**2)
+
+
+def of_two(kernel, bias):
+    return tf.reduce_sum(kernel**2) * tf.reduce_sum((bias - 1) ** 2)
+
+
+def with_added(loss_of):
+    layer = L.Dense(3)
+    model = sequence(layer)
+    layer.add_loss(loss_of(layer))
+    return model
+
+
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda layer: functools.partial(scaled, layer.kernel, strength=0.01),
+        lambda layer: functools.partial(scaled, layer.kernel, 0.01),
+        lambda layer: functools.partial(of_two, layer.kernel, layer.bias),
+        lambda layer: functools.partial(lambda layer: scaled(layer.kernel), layer),
+        lambda layer: lambda: scaled(layer.kernel),
+    ],
+    ids=["keyword", "second", "two", "layer", "function"],
+)
+def test_an_added_loss_other_than_of_one_weight_is_refused(loss_of):
+    """Its other arguments were lost, or it was a number without a gradient."""
+    with pytest.raises(ModelError, match=r"adds a loss .*, or give the weight a regularizer=\.$"):
+        tff_algos.from_keras(with_added(loss_of), loss=LOSS)
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized"])
+def test_an_added_loss_of_one_weight_trains_as_in_keras(runtime):
+    model, rate = with_added(lambda layer: functools.partial(scaled, layer.kernel)), 0.1
+    y = np.arange(6, dtype=np.int32) % 3
+    process = tff_algos.build(
+        "fedavg", tff_algos.from_keras(model, loss=LOSS), client_learning_rate=rate
+    )
+    with runtimes.installed(runtime):
+        bound = runtimes.bind(process)
+        data = tff_algos.batch_client(X, y, batch_size=6)
+        found = bound.next(bound.initialize(), [data]).state.weights
+    model.compile(K.optimizers.SGD(rate), LOSS)
+    model.fit(X, y, batch_size=6, verbose=0)
+    for ours, keras in zip(found, model.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, keras, rtol=1e-5, atol=1e-6)
+
+
 class Twice(L.Dropout):
     def call(self, inputs, training=None):
         return 2 * super().call(inputs, training=training)
@@ -334,6 +476,64 @@ def test_a_dropouts_own_shape_of_noise_counts():
     seen = made.forward((), ones, True, tf.zeros([2], tf.int32)).metrics["loss"][0]
     # Every example loses the same columns.
     assert len(set(np.asarray(seen).tolist())) == 1
+
+
+def missed(y, outputs):
+    hit = tf.argmax(outputs, -1, output_type=tf.int32) == tf.cast(tf.reshape(y, [-1]), tf.int32)
+    return 1.0 - tf.cast(hit, tf.float32)
+
+
+RATES = {"client_learning_rate": 0.1}
+WITHOUT_GRADIENT = {
+    "loss": (lambda: sequence(L.Dense(3)), missed),
+    "model": (lambda: sequence(L.Dense(3), L.Lambda(tf.round)), LOSS),
+}
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized", "tff"])
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_a_loss_without_a_gradient_is_refused(name, runtime):
+    """`fit` raises "No gradients provided for any variable"."""
+    make, loss = WITHOUT_GRADIENT[name]
+    process = tff_algos.build("fedavg", tff_algos.from_keras(make(), loss=loss), **RATES)
+    data = tff_algos.batch_client(X, np.arange(6, dtype=np.int32) % 3, batch_size=6)
+    with (
+        runtimes.installed(runtime),
+        pytest.raises(ModelError, match=r"^The loss has no gradient with respect to any") as e,
+    ):
+        bound = runtimes.bind(process)
+        bound.next(bound.initialize(), [data])
+    assert "\n" not in str(e.value)
+
+
+class PartlyUsed(Listed):
+    """One of its weights has no effect."""
+
+    def build(self, shape):
+        super().build(shape)
+        self.unused = self.add_weight("unused", shape=(2,))
+
+    def call(self, x, training=None):
+        outputs = x @ self.a
+        return outputs if training else tf.round(outputs)
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "vectorized"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "qfedavg"])
+def test_a_weight_without_an_effect_stays_as_it_is(algorithm, runtime):
+    """And outputs may be rounded in inference, as those of some quantised models are."""
+    model, y = sequence(PartlyUsed()), np.arange(6, dtype=np.int32) % 3
+    made = tff_algos.from_keras(model, loss=LOSS)
+    process = tff_algos.build(algorithm, made, **RATES)
+    with runtimes.installed(runtime):
+        bound = runtimes.bind(process)
+        data = tff_algos.batch_client(X, y, batch_size=6)
+        found = bound.next(bound.initialize(), [data]).state.weights
+    np.testing.assert_array_equal(found[1], made.initial_weights[1])
+    if algorithm == "fedavg":
+        model.compile(K.optimizers.SGD(0.1), LOSS)
+        model.fit(X, y, batch_size=6, verbose=0)
+        np.testing.assert_allclose(found[0], model.get_weights()[0], rtol=1e-5, atol=1e-6)
 
 
 FACTOR = tf.Variable(2.0)
