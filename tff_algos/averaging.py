@@ -269,7 +269,7 @@ def _reporting_like(model: Model, client_update: Callable) -> Callable:
         report, name = getattr(result, "report", None), name_of(client_update)
         if not isinstance(report, (tuple, list)) or any(t is None for t in report):
             raise MethodError(
-                f"{name} returned {_kind(result)} with report {_kind(report)}; return an "
+                f"{name} returned {_kind(result)} whose report is {_kind(report)}; return an "
                 "averaging.ClientResult whose report is a Vector like the model's weights."
             )
         found = [tf.TensorSpec(t.shape, t.dtype) for t in map(tf.convert_to_tensor, report)]

@@ -57,8 +57,7 @@ def required(function: Callable, model_calls_python: bool = False) -> Iterator[N
 
     Raises:
       MethodError: If it draws other than from a seed, reads the clock, calls Python from its graph,
-        or changes a variable. Also if it is the
-        user's and raises an exception.
+        or changes a variable. Also if it is the user's and raises an exception.
     """
     generators = list(_reached(function, set()))
     before = _states(generators)

@@ -64,11 +64,11 @@ OTHERS = {
         lambda d: d.map(lambda w: tf.cast(w, tf.float64)),
         r"returned shapes float64 \(3, 3\), float64 \(3,\), the model",
     ),
-    "nothing": (lambda d: None, "returned a ClientResult with report a NoneType; return an"),
-    "a None": (lambda d: (d[0], None), "returned a ClientResult with report a tuple; return an"),
+    "nothing": (lambda d: None, "returned a ClientResult whose report is a NoneType; return an"),
+    "a None": (lambda d: (d[0], None), "returned a ClientResult whose report is a tuple; return an"),
     "a dictionary": (
         lambda d: {"delta": d},
-        "returned a ClientResult with report a dict; return an",
+        "returned a ClientResult whose report is a dict; return an",
     ),
 }
 
