@@ -65,7 +65,10 @@ OTHERS = {
         r"returned shapes float64 \(3, 3\), float64 \(3,\), the model",
     ),
     "nothing": (lambda d: None, "returned a ClientResult whose report is a NoneType; return an"),
-    "a None": (lambda d: (d[0], None), "returned a ClientResult whose report is a tuple; return an"),
+    "a None": (
+        lambda d: (d[0], None),
+        "returned a ClientResult whose report is a tuple; return an",
+    ),
     "a dictionary": (
         lambda d: {"delta": d},
         "returned a ClientResult whose report is a dict; return an",
