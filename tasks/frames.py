@@ -275,7 +275,7 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
     try:
         frame = pd.DataFrame({name: pd.Series(values).array for name, values in columns.items()})
     except UnicodeEncodeError as e:  # Of a pandas that keeps text in UTF-8.
-        raise TaskError(f"{what}: {e.object!r} has half a character; rename it.") from e
+        raise TaskError(f"{what}: {e.object!r} has an unpaired surrogate; rename it.") from e
     table = _Table(frame, what, None if users is None else "users", "y", None)
     try:
         table.x = x.to_numpy() if hasattr(x, "to_numpy") else np.asarray(x)

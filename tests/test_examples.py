@@ -27,7 +27,7 @@ REPO = pathlib.Path(__file__).resolve().parent.parent
 def test_command_line(tmp_path):
     """The command of examples/README.md."""
     text = (REPO / "examples" / "README.md").read_text()
-    command = text.split("    python run_experiment.py", 1)[1].split("\n\n", 1)[0]
+    command = text.split("    .venv/bin/python run_experiment.py", 1)[1].split("\n\n", 1)[0]
     arguments = command.replace("\\\n", " ").split()
     done = subprocess.run(
         [sys.executable, "run_experiment.py", *arguments, f"--root_output_dir={tmp_path}"],
