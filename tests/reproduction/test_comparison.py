@@ -405,7 +405,7 @@ def test_scores_of_several_kinds_have_no_common_mean():
         ):
             comparison.over_tasks([one, other])
         told = compare._over_tasks([one, other], None)
-        assert told.startswith("Not pooled. Scores of several kinds")
+        assert told.startswith("Not pooled. Cannot average different metrics")
 
 
 ITEM = """

@@ -195,7 +195,7 @@ def test_published_numbers_may_come_from_excel(tmp_path):
     assert (line["value"], line["spread"]) == ("0.9", "")
     record = {"row": "fedavg", "column": "a", "value": 0.5, "spread": None, "rounds": 3}
     table = results.format_table([{**record, "seeds": "1", "protocol_rounds": 3}], setup)
-    assert "0.90" in table
+    assert "| 0.9 " in table
 
 
 @pytest.mark.parametrize(
