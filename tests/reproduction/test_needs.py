@@ -30,8 +30,6 @@ def test_hours_of_rows_never_run_are_by_the_nearest_measured_workload():
     assert number == pytest.approx(5 * 1500 * 10 * 671_585 / 3_400 * 273e-6 / 3600)
     assert by == "the EMNIST CNN"
     assert "1.1 hours of two cores of an AMD EPYC, estimated" in needs.told(setup)
-        setup
-    )
     assert needs.told(setup).startswith("needs TFF's Federated EMNIST; ")
 
 
