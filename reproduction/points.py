@@ -32,7 +32,7 @@ def fault(space: Space, samples: int | None) -> str | None:
                 return f"{flag} must be a list of values, or a range such as {{log = [0.001, 1]}}"
             for value in values:
                 if isinstance(value, float) and not math.isfinite(value):
-                    return f"{flag} has {value}, which is no value to try"
+                    return f"{flag} has {value}; its values must be finite"
                 if any(str(other) == str(value) and other != value for other in values):
                     return f"{flag} has {value} as a number and as a text; leave one out"
             continue

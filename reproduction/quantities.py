@@ -39,7 +39,7 @@ def of_column(column: str, label: str | None = None) -> Quantity:
       label: A label without a unit, to replace the one derived from the column's name.
     """
     words, statistic = _words(column)
-    if _SHARE.search(column) and statistic not in ("error_rsd", "angle", "kl"):
+    if is_share(column) and statistic not in ("error_rsd", "angle", "kl"):
         return Quantity(f"{label or words} (%)", 100.0, (0.0, 100.0))
     return Quantity(label or words)
 

@@ -617,11 +617,15 @@ def without_diverged(
     kept = {label for (label, _), run in named.items() if not run.diverged}
     left_out = {name: run for name, run in named.items() if run.diverged and name[0] in kept}
     keys = zip(points.method, points.seed, strict=True)
-    told = [
+    return points[np.array([key not in left_out for key in keys], bool)], where_ended(left_out)
+
+
+def where_ended(named: Mapping[tuple[str, int], RunFolder]) -> list[str]:
+    """Returns a text on each run of `by_name`: what it is and where it ended."""
+    return [
         f"{label} (seed {seed}) after round {run.last_round}"
-        for (label, seed), run in left_out.items()
+        for (label, seed), run in named.items()
     ]
-    return points[np.array([key not in left_out for key in keys], bool)], told
 
 
 def by_name(runs: Sequence[RunFolder]) -> dict[tuple[str, int], RunFolder]:

@@ -146,16 +146,7 @@ def from_functional(model: tff.learning.models.FunctionalModel) -> Model:
         return model.loss(outputs(weights, x, training), y)
 
     traced = _refuse_stateful_ops(type(model).__name__, loss, trainable, x_spec, y_spec)
-    return Model(
-        trainable,
-        x_spec,
-        y_spec,
-        _forward(loss),
-        outputs,
-        ("loss",),
-        frozen_weights=fixed,
-        calls_python=keras_bridge._calls_python(traced.graph.as_graph_def()),
-    )
+    return _made(traced, trainable, x_spec, y_spec, loss, outputs, fixed)
 
 
 def from_variable(model: tff.learning.models.VariableModel) -> Model:
@@ -220,15 +211,21 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
             )
     _refuse_other_counts(type(model).__name__, output, initial, x_spec, y_spec)
     frozen = tuple(np.asarray(v.read_value()) for v in model.non_trainable_variables)
+    return _made(traced, initial, x_spec, y_spec, loss, None, frozen)
+
+
+def _made(traced, weights, x_spec, y_spec, loss, outputs, frozen):
+    """Returns the `Model` of a loss and of its graph, from `_refuse_stateful_ops`."""
+    calls_python = keras_bridge._calls_python(traced.graph.as_graph_def())
     return Model(
-        initial,
+        weights,
         x_spec,
         y_spec,
         _forward(loss),
-        None,
+        outputs,
         ("loss",),
         frozen_weights=frozen,
-        calls_python=keras_bridge._calls_python(traced.graph.as_graph_def()),
+        calls_python=calls_python,
     )
 
 

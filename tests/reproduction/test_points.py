@@ -53,8 +53,8 @@ def test_values_lie_in_their_range_and_lists_are_drawn_evenly():
     [
         ({"a": 3}, None, "a must be a list"),
         ({"a": []}, None, "a must be a list"),
-        ({"a": [0.1, math.nan]}, None, "nan, which is no value to try"),
-        ({"a": [0.1, math.inf]}, 4, "inf, which is no value to try"),
+        ({"a": [0.1, math.nan]}, None, "a has nan; its values must be finite"),
+        ({"a": [0.1, math.inf]}, 4, "a has inf; its values must be finite"),
         ({"a": [0.1, "0.1"]}, None, "0.1 as a number and as a text"),
         ({"a": {"log": [1, 2]}}, None, "samples"),
         ({"a": {"logarithmic": [1, 2]}}, 4, "log ="),
