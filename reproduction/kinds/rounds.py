@@ -50,12 +50,11 @@ def curves(
       protocol: The rounds of the protocol; stated on the axis if fewer are shown.
 
     Raises:
-      RunError: If `points` has no value, or two values for a method, seed and round, or if the
-        seeds of a method have no round in common.
+      RunError: If `points` has no finite value, or two values for a method, seed and round.
+        The same if the seeds of a method have no round in common, or no value fits on a
+        logarithmic axis.
     """
-    points = points.dropna(subset="value")
-    if points.empty:
-        raise RunError(f"No run has a value of {quantity.label}.")
+    points, notes = _drawable(points, quantity.label, log)
     if points.duplicated(["method", "seed", "round_num"]).any():
         raise RunError("Two of the runs have the same settings and the same seed.")
     points = _of_all_seeds(points, ["method"])
@@ -88,7 +87,7 @@ def curves(
     for whole, rows in zip(axes, panels, strict=False):
         shown = {row: v for row, v in (published or {}).items() if row in rows}
         _mark_published(whole, shown, means)
-    further = _bands(points)
+    further = _bands(points) + notes
     if near:
         whole, part = axes
         low, high = _late_limits(means, near, half, published, quantity.bounds)
@@ -110,6 +109,24 @@ def curves(
     figures.title(figure, title)
     figures.legend(figure, further)
     return figures.fit(figure)
+
+
+def _drawable(points: pd.DataFrame, label: str, log: bool) -> tuple[pd.DataFrame, list]:
+    """Returns the points with a finite value, and legend entries on what the axis cannot show."""
+    infinite = bool(np.isinf(points.value).any())
+    points = points[np.isfinite(points.value)]
+    if points.empty:
+        raise RunError(f"No run has a {'finite ' * infinite}value of {label}.")
+    notes = [figures.note("infinite values are not shown")] if infinite else []
+    positive = points.value > 0
+    if log and not positive.any():
+        raise RunError(
+            f"No value of {label} is above zero, so a logarithmic axis would be empty. "
+            "Draw it without --log."
+        )
+    if log and not positive.all():
+        notes.append(figures.note("values of zero or below are off the axis"))
+    return points, notes
 
 
 def _of_all_seeds(points: pd.DataFrame, line: list[str]) -> pd.DataFrame:

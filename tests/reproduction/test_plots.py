@@ -225,14 +225,35 @@ def test_a_curve_has_the_rounds_that_all_of_its_seeds_have():
         plots.curves(pd.concat([often[:1], rarely[1:]]), quantity=quantity)
 
 
+def legend_texts(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_curves_leave_out_infinite_values_and_say_so():
+    points = pd.concat([points_of([3.0, np.inf, 2.0]), points_of([1.0, 2.0, 2.0], seed=1)])
+    figure = plots.curves(points, quantity=quantities.Quantity("loss"))
+    np.testing.assert_allclose(lines(figure.axes[0])["FedAvg"], [[1, 2], [3, 2]])
+    assert "infinite values are not shown" in legend_texts(figure)
+    with pytest.raises(RunError, match="No run has a finite value of loss"):
+        plots.curves(points_of([np.inf, np.nan]), quantity=quantities.Quantity("loss"))
+
+
+def test_a_logarithmic_axis_says_what_it_cannot_show():
+    loss = quantities.Quantity("loss")
+    below = "values of zero or below are off the axis"
+    assert below in legend_texts(plots.curves(points_of([0.0, 1.0]), quantity=loss, log=True))
+    assert below not in legend_texts(plots.curves(points_of([0.5, 1.0]), quantity=loss, log=True))
+    with pytest.raises(RunError, match=r"No value of loss is above zero.*without --log"):
+        plots.curves(points_of([0.0, -1.0]), quantity=loss, log=True)
+
+
 def test_curves_are_smoothed_within_a_seed():
     """Over values: an evaluation every ten rounds has ten rounds between two of them."""
     points = points_of([0.0, 2.0, 4.0])
     points = points.assign(round_num=10 * points.round_num)
     figure = plots.curves(points, quantity=quantities.Quantity("loss"), smooth=2)
     np.testing.assert_allclose(lines(figure.axes[0])["FedAvg"][:, 1], [0, 1, 3])
-    words = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "running mean of 2 values" in words
+    assert "running mean of 2 values" in legend_texts(figure)
 
 
 def test_a_figure_of_a_mean_over_settings_is_refused(tmp_path, capsys):
