@@ -1,6 +1,6 @@
 # Everything runs in a virtual environment of its own, made from requirements.txt.
 
-# Which packages: current (TensorFlow 2.21) or published (TensorFlow 2.14, with which the recorded results were made).
+# Which packages: current (TensorFlow 2.21) or published (TensorFlow 2.14, with which the results in papers/ were recorded).
 STACK ?= current
 ifeq ($(STACK),current)
 VENV ?= .venv

@@ -7,9 +7,9 @@ the denominator, so it does not give 1 for equal matrices. This module uses the 
 
     python -m reproduction.cka results/mine --output=figure.png --clients=10
 
-compares the states that clients keep between rounds, and prints the mean over pairs of different
-clients. By default it compares the first moments of `client_adam`. With `--client_optimizer=adam
---client_optimizer_state=keep` they are `--part=kept/accumulator`.
+The command compares the states that clients keep between rounds, and prints the mean over pairs of
+different clients. By default it compares the first moments of `client_adam`. With
+`--client_optimizer=adam --client_optimizer_state=keep` they are `--part=kept/accumulator`.
 """
 
 import os

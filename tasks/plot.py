@@ -1,6 +1,6 @@
 """Shows how a task's training examples are distributed over its clients: figure and table.
 
-    python -m tasks.plot --task=synthetic --output=partition.png --synthetic_alpha=0.5
+    python -m tasks.plot --task=synthetic --output=partition.png --synthetic_num_clients=30
 
 The figure has three panels. The first shows the share of each label in a client's examples
 (AdaFedAdam Fig. 6). The others are histograms of client sizes, and of the number of labels per
@@ -279,7 +279,8 @@ def _parser(spec: tasks.TaskSpec | None) -> parser.Parser:
     made.flag("max_clients", 1000, "Of more clients, show this many, drawn at random.", minimum=1)
     made.flag(
         "most",
-        help="Percent at which the colours end, so that figures compare. Unset: the largest share.",
+        help="Percent at the top of the colour scale; set it to compare figures. Default: the "
+        "largest share.",
         type=float,
         minimum=0,
         exclusive_minimum=True,
