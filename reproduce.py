@@ -70,7 +70,9 @@ PARSER.flag(
     help="Column for --compare: of an item's table (default: its first one) or of metrics.csv "
     "(default: the primary metric).",
 )
-PARSER.flag("jobs", help="Most runs at a time. Unset: as many as fit.", type=int, minimum=1)
+PARSER.flag(
+    "jobs", help="Largest number of runs at a time. Default: as many as fit.", type=int, minimum=1
+)
 PARSER.flag("cpus_per_run", 1.0, "Cores per run.", common=False, minimum=0.01, maximum=1e5)
 PARSER.flag(
     "gpus_per_run",
@@ -90,7 +92,7 @@ PARSER.flag(
 )
 PARSER.flag(
     "ray_address",
-    help="Ray cluster of the runs (auto, host:port, ray://host:port). Unset: this machine.",
+    help="Ray cluster of the runs (auto, host:port, ray://host:port). Default: this machine.",
     common=False,
 )
 PARSER.flag(
@@ -109,7 +111,7 @@ PARSER.flag(
 PARSER.flag("fresh", False, "Start all runs anew; existing runs are kept under other names.")
 PARSER.flag(
     "figure_width",
-    help="Inches of each figure, for a column of a paper: 3.25 or 6.75. Unset: wide enough for "
+    help="Inches of each figure, for a column of a paper: 3.25 or 6.75. Default: wide enough for "
     "its panels.",
     type=float,
     minimum=2.0,

@@ -23,7 +23,7 @@ from tff_suite import command_line, parser
 PARSER = parser.Parser(__doc__)
 PARSER.positional("run", "folder of a run, or of runs", many=True)
 PARSER.flag("output", help="CSV file to write.", required=True, path=True)
-PARSER.flag("data_dir", help="Where the data is. Unset: where the run had it.", path=True)
+PARSER.flag("data_dir", help="Folder of the data. Default: the run's.", path=True)
 PARSER.flag("json", False, "Print the statistics of each run as JSON in place of their means.")
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("root", "results/reproduce", "Folder of all results.", path=True)
-PARSER.flag("folder", help="The league's folder. Unset: league/.", path=True)
+PARSER.flag("folder", help="The league's folder. Default: league/.", path=True)
 tables.add_flag(PARSER)
 
 LEAGUE = items.REPO / "league"

@@ -43,7 +43,7 @@ PARSER.positional("run", "folder of a run", many=True)
 PARSER.flag("output", help="File to write; PNG and PDF are both written.", required=True, path=True)
 PARSER.flag(
     "column",
-    help="Column of metrics.csv; density, pareto: the metric's name. Unset: the primary metric; "
+    help="Column of metrics.csv; density, pareto: the metric's name. Default: the primary metric; "
     "pareto: accuracy.",
 )
 PARSER.flag("parameter", "alpha", "pareto: the swept setting, without its method's name.")
@@ -66,7 +66,7 @@ PARSER.flag(
 PARSER.flag("title", help="Title of the figure.")
 PARSER.flag(
     "figure_width",
-    help="Inches of the figure, for a column of a paper: 3.25 or 6.75. Unset: as its panels need.",
+    help="Inches of the figure; 3.25 or 6.75 for a column of a paper. Default: as its panels need.",
     type=float,
     minimum=2.0,
     maximum=20.0,

@@ -64,8 +64,8 @@ RUN_HPARAMS = (
     _flag(
         "experiment_name",
         None,
-        "Folder of the results under --root_output_dir. Unset: <task>_<algorithm>; in Python "
-        "also the seed and a digest of the settings.",
+        "Folder of the results under --root_output_dir. Default: <task>_<algorithm>; in "
+        "Python also the seed and a digest of the settings.",
         type=str,
         common=True,
         on_resume=FREE,
@@ -81,7 +81,7 @@ RUN_HPARAMS = (
         "data_dir",
         None,
         "Folder, or fsspec address (s3://, gs://, ...), of the task's data or of TensorFlow "
-        "Datasets. Unset: caches, then a download (docs/tasks.md).",
+        "Datasets. By default caches are searched, then it is downloaded (docs/tasks.md).",
         type=str,
         common=True,
         on_resume=FREE,
@@ -144,7 +144,7 @@ RUN_HPARAMS = (
     _flag(
         "max_elements_per_client",
         None,
-        "Use only this many of a client's training examples, the first ones. Unset: all.",
+        "Use only the first training examples of each client, at most this many. Default: all.",
         type=int,
         minimum=1,
     ),
@@ -194,8 +194,8 @@ RUN_HPARAMS = (
     _flag(
         "evaluate_test",
         True,
-        "Evaluate test examples. Without, test data stay unseen while settings are chosen on "
-        "validation data.",
+        "Evaluate test examples. Set it to false to keep test data unseen while you choose "
+        "settings on validation data.",
     ),
     _flag(
         "evaluate_improvement",
@@ -231,7 +231,7 @@ RUN_HPARAMS = (
     _flag(
         "client_datasets_random_seed",
         1,
-        "Seed of the draw of clients.",
+        "Seed that draws the clients of each round.",
         _GOOGLE,
         minimum=0,
         maximum=hparams_lib.MAX_SEED,
@@ -239,7 +239,8 @@ RUN_HPARAMS = (
     _flag(
         "seed",
         0,
-        "Seed of everything else: initial weights, partitions, order of examples, dropout.",
+        "Seed of initial weights, partitions, order of examples, dropout and the rest. Cohorts "
+        "use --client_datasets_random_seed.",
         minimum=0,
         maximum=hparams_lib.MAX_SEED,
         common=True,
@@ -248,7 +249,7 @@ RUN_HPARAMS = (
         "initial_weights",
         None,
         "Begin with these weights: a .keras or .h5 file of the same model, a SavedModel's "
-        "folder or a finished run's. Unset: drawn by --seed.",
+        "folder or a finished run's. By default --seed draws them.",
         type=str,
     ),
     _flag(
@@ -263,8 +264,8 @@ RUN_HPARAMS = (
     _flag(
         "gpu_memory_mb",
         None,
-        "Most MiB of a GPU's memory that TensorFlow may take; refused without a GPU. Unset: "
-        "as much as it needs.",
+        "Most MiB that TensorFlow may take of a GPU's memory; refused without a GPU. By "
+        "default it takes as much as it needs.",
         type=int,
         minimum=1,
     ),
@@ -303,7 +304,7 @@ RUN_HPARAMS = (
         "clients_per_chunk",
         None,
         "Process each round in chunks of this many clients, to bound memory. --workers share the "
-        "chunks. Changes the last bits of results. Unset: one chunk.",
+        "chunks. Changes the last bits of results. Default: one chunk.",
         type=int,
         minimum=1,
     ),
@@ -318,7 +319,7 @@ RUN_HPARAMS = (
     _flag(
         "ray_address",
         None,
-        "Ray cluster of the workers (auto, host:port). Unset: Ray starts on this machine.",
+        "Ray cluster of the workers (auto, host:port). By default Ray starts on this machine.",
         type=str,
         on_resume=FREE,
     ),
@@ -349,7 +350,7 @@ RUN_HPARAMS = (
         "max_minutes",
         None,
         "Stop with a checkpoint after the first round that ends later than this. The same "
-        "command resumes. Unset: no limit.",
+        "command resumes. Default: no limit.",
         type=float,
         minimum=0,
         exclusive_minimum=True,
@@ -359,8 +360,8 @@ RUN_HPARAMS = (
     _flag(
         "stop_at",
         None,
-        "The run stops after the first round whose row of metrics.csv meets this, as in "
-        "eval/accuracy>=0.9 (>=, <=, > or <). Unset: it does all rounds.",
+        "Stop after the first round whose row of metrics.csv meets this condition, such as "
+        "eval/accuracy>=0.9 (>=, <=, > or <). By default all rounds run.",
         type=str,
         on_resume=FREE,
     ),

@@ -16,7 +16,7 @@ from tff_suite import command_line, parser
 PARSER = parser.Parser(__doc__)
 PARSER.flag("task", help="What the data are for.", required=True)
 PARSER.flag("source", help="Folder of the raw files.", required=True, path=True)
-PARSER.flag("data_dir", help="Folder to make the data in. Unset: --source.", path=True)
+PARSER.flag("data_dir", help="Folder to make the data in. Default: --source.", path=True)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)

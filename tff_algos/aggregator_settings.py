@@ -74,7 +74,7 @@ AGGREGATOR_HPARAMS = (
     common_setting(
         "aggregator_clients_per_round",
         hparams_lib.By("aggregator", {"dp": None}),
-        "Fixed denominator of dp, regardless of dropped clients. Unset: the clients that a round "
+        "Fixed denominator of dp, regardless of dropped clients. Default: the clients that a round "
         "draws.",
         source="TFF",
         type=float,
@@ -84,7 +84,7 @@ AGGREGATOR_HPARAMS = (
     common_setting(
         "aggregator_clip",
         hparams_lib.By("aggregator", {"dp": None}),
-        "Fixed norm to which dp clips updates. Unset: the norm adapts to a quantile of them.",
+        "Fixed norm to which dp clips updates. By default the norm adapts to a quantile of them.",
         source="TFF, gaussian_fixed",
         type=float,
         minimum=0.0,
@@ -117,7 +117,7 @@ AGGREGATOR_HPARAMS = (
         "aggregator_clipped_count_stddev",
         hparams_lib.By("aggregator", {"dp": None}),
         "Standard deviation of the noise on dp's count of unclipped updates. It must exceed half "
-        "of the noise multiplier. Unset: 0.05 times the clients of a round.",
+        "of the noise multiplier. Default: 0.05 times the clients of a round.",
         source="TFF",
         type=float,
         minimum=0.0,

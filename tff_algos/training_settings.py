@@ -52,7 +52,7 @@ TRAINING_HPARAMS = (
     common_setting(
         "client_optimizer",
         None,
-        "Optimizer of the clients, TFF's. Unset: the method's own, which is sgd for most.",
+        "TFF optimizer of the clients. Default: the method's own, which is sgd for most.",
         source="all five papers: plain SGD",
         type=str,
         choices=tuple(CLIENT_OPTIMIZERS),
@@ -76,7 +76,7 @@ TRAINING_HPARAMS = (
     common_setting(
         "server_learning_rate",
         None,
-        "Learning rate of the server (eta). Where the method has a default, that is used if unset.",
+        "Learning rate of the server (eta). Must be set unless the method has a default.",
         source="the method",
         type=float,
         minimum=0.0,
@@ -85,7 +85,7 @@ TRAINING_HPARAMS = (
         "client_weighting",
         None,
         "Weight of a client in averages: its number of training examples, or the same for all. "
-        "Unset: as in the method's paper.",
+        "Default: as in the method's paper.",
         source="the method; Adaptive Federated Optimization, Algorithm 5 (examples)",
         type=str,
         choices=("examples", "uniform"),

@@ -20,7 +20,7 @@ sys.path.insert(0, str(REPO))
 from tff_suite import command_line, parser, tables
 
 PARSER = parser.Parser(__doc__)
-PARSER.flag("commit", help="What to compare with. Unset: nothing.")
+PARSER.flag("commit", help="Commit to compare with. By default there is no comparison.")
 tables.add_flag(PARSER)
 
 SUITE = ("reproduction", "simulation", "tasks", "tff_algos", "tff_suite")

@@ -17,7 +17,7 @@ from tff_suite import command_line, parser
 from tff_suite.errors import FedError
 
 PARSER = parser.Parser(__doc__)
-PARSER.flag("folder", help="The league's folder. Unset: league/.", path=True)
+PARSER.flag("folder", help="The league's folder. Default: league/.", path=True)
 
 LEAGUE = REPO / "league"
 # The best of the points of a study, and so on up to one.

@@ -61,8 +61,8 @@ SPEC = TaskSpec(
             default=None,
             type=str,
             help=(
-                "Keras's HDF5 file of ResNet-50's ImageNet weights; not set: real data "
-                "are refused. Batch normalisation keeps its statistics; its scale and "
+                "Keras's HDF5 file of ResNet-50's ImageNet weights; needed for real "
+                "data. Batch normalisation keeps its statistics; its scale and "
                 "offset are trained."
             ),
             source="AdaFed Table 19, FedCorr: pretrained ResNet-50",

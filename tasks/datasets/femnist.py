@@ -92,7 +92,7 @@ SPEC = TaskSpec(
         Hparam(
             name="num_clients",
             default=By("partition", {"skewed": 100}, otherwise=None),
-            help="Number of clients, writers drawn at random; not set: all.",
+            help="Number of clients, writers drawn at random; by default all.",
             source="AdaFedAdam; AdaFed: 500 writers, 100 skewed",
             minimum=1,
             maximum=settings.MAX_CLIENTS,

@@ -69,7 +69,7 @@ SPEC = TaskSpec(
             name="num_clients",
             default=None,
             type=int,
-            help="Number of writers, drawn at random; not set: all 539.",
+            help="Number of writers, drawn at random; by default all 539.",
             source="choice",
             minimum=1,
         ),

@@ -162,7 +162,7 @@ SPEC = TaskSpec(
             default=By("embedding", {"glove": None}),
             type=str,
             help=(
-                "File with a word and 300 numbers a line, plain, gzip or zip; not set: "
+                "File with a word and 300 numbers per line, plain, gzip or zip. Default: "
                 f"{_VECTORS} or glove.6B.zip in --data_dir."
             ),
             source="choice",

@@ -152,7 +152,7 @@ SPEC = TaskSpec(
             name="num_clients",
             default=None,
             type=int,
-            help="Number of roles, drawn at random; not set: all.",
+            help="Number of roles, drawn at random; by default all.",
             source="FedOpt; AdaFed: 31, and 20 in its second setup",
             minimum=1,
         ),

@@ -64,7 +64,7 @@ SPEC = TaskSpec(
         Hparam(
             name="max_examples",
             default=By("generator", {"leaf": 1000}, otherwise=None),
-            help="Most examples of a client; not set: no limit.",
+            help="Largest number of examples per client; by default unlimited.",
             source="LEAF, data/synthetic; FedProx's code has no limit",
             minimum=5,
         ),

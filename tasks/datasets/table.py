@@ -73,38 +73,40 @@ SPEC = TaskSpec(
         Hparam(
             "path",
             None,
-            "CSV file with a header, in --data_dir if that is given; not set: none.",
+            "CSV file with a header, relative to --data_dir if that is given. Required.",
             "none",
             type=str,
         ),
         Hparam(
-            "user", None, "Column of users, who are the clients; not set: none.", "none", type=str
+            "user",
+            None,
+            "Column of users; each user is a client. Required unless partition draws clients.",
+            "none",
+            type=str,
         ),
-        Hparam("target", None, "Column of what is learnt; not set: none.", "none", type=str),
+        Hparam("target", None, "Column to predict. Required.", "none", type=str),
         Hparam(
             "features",
             None,
-            "Columns of inputs, separated by commas; not set: all other columns of numbers, or "
-            "text or image.",
+            "Columns of inputs, separated by commas. Default: all other columns of numbers, unless "
+            "text or image is set.",
             "choice",
             type=str,
         ),
-        Hparam("text", None, "Column of text, as the input; not set: none.", "choice", type=str),
+        Hparam("text", None, "Column of text to use as the input.", "choice", type=str),
         Hparam(
             "image",
             None,
-            "Column of paths of images from the CSV file's folder, as the input; not set: none.",
+            "Column of image paths, relative to the CSV file's folder, to use as the input.",
             "choice",
             type=str,
         ),
-        Hparam(
-            "id", None, "Column of rows' names, which must differ; not set: none.", "none", type=str
-        ),
+        Hparam("id", None, "Column of row names, which must differ.", "none", type=str),
         Hparam(
             "model",
             _LINEAR,
-            "my_module:function, which makes a built Keras model from a seed and gives logits or "
-            f"one number; {_LINEAR} is one dense layer on the features.",
+            "my_module:function, which returns a built Keras model for a seed; its output is "
+            f"logits or one number. {_LINEAR} is one dense layer on the features.",
             "choice",
         ),
         Hparam(
@@ -118,8 +120,8 @@ SPEC = TaskSpec(
         Hparam(
             "test_fraction",
             0.2,
-            "Share of each client's rows that is its test, drawn by partition_seed and its id; "
-            "with test_path none is drawn.",
+            "Share of each client's rows that are its test rows, drawn by partition_seed and its "
+            "id. With test_path, none are drawn.",
             "choice",
             minimum=0,
             maximum=1,
@@ -128,8 +130,8 @@ SPEC = TaskSpec(
         Hparam(
             "test_path",
             None,
-            "CSV file of test rows, whose users are tested apart if it has their column; not set: "
-            "none.",
+            "CSV file of test rows. If it has the user column, each user is also tested on their "
+            "own rows.",
             "choice",
             type=str,
         ),
@@ -142,14 +144,14 @@ SPEC = TaskSpec(
         Hparam(
             "partition",
             "user",
-            "Who has which rows: user, or clients drawn by dirichlet, shards or iid.",
+            "How rows are assigned to clients: by user, or at random by dirichlet, shards or iid.",
             "choice",
             choices=("user", *frames.PARTITIONS),
         ),
         Hparam(
             "num_clients",
             By("partition", dict.fromkeys(frames.PARTITIONS, 10)),
-            "Number of clients that are drawn.",
+            "Number of clients that the partition draws.",
             "choice",
             minimum=1,
             maximum=settings.MAX_CLIENTS,
@@ -164,7 +166,7 @@ SPEC = TaskSpec(
         Hparam(
             "shards_per_client",
             By("partition", {"shards": 2}),
-            "Shards of a client.",
+            "Shards per client.",
             "McMahan et al. 2017",
             minimum=1,
         ),

@@ -125,7 +125,7 @@ SPEC = MethodSpec(
         Hparam(
             "loss_floor",
             1e-8,
-            "Least loss f_k of a client: at 0 there is no such direction.",
+            "Lower bound on a client's loss f_k: at 0 the direction does not exist.",
             source="choice",
             minimum=0.0,
             exclusive_minimum=True,

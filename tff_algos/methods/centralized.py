@@ -56,8 +56,8 @@ SPEC = MethodSpec(
         Hparam(
             "steps_per_round",
             None,
-            "Minibatches of a round, which continues in the shuffled epoch where the last one "
-            "stopped. Unset: a round is client_epochs_per_round whole epochs.",
+            "Minibatches per round; the next round continues in the same shuffled epoch. By "
+            "default a round is client_epochs_per_round whole epochs.",
             source="Adaptive Federated Optimization, App. E.6, counts epochs",
             type=int,
             minimum=1,

@@ -89,7 +89,7 @@ SPEC = MethodSpec(
         Hparam(
             "primal_rounds",
             5,
-            "Rounds of a block, at whose end the multipliers move.",
+            "Rounds between two updates of the multipliers.",
             source="released code's default",
             minimum=1,
         ),

@@ -62,7 +62,7 @@ SPEC = MethodSpec(
         Hparam(
             "gamma",
             2.0,
-            "Factor gamma of the local smoothness's bound on a step.",
+            "Factor gamma on the bound that the local smoothness sets for a step.",
             source="Delta-SGD, the released code (damping 1)",
             minimum=0.0,
             exclusive_minimum=True,
@@ -70,14 +70,15 @@ SPEC = MethodSpec(
         Hparam(
             "delta",
             0.1,
-            "How fast delta a step may grow: by sqrt(1 + delta theta), theta its growth before.",
+            "A step is at most sqrt(1 + delta theta) times the one before, which was theta times "
+            "its own predecessor.",
             source="Delta-SGD, the released code's run on CIFAR-100; 0.02 is its default",
             minimum=0.0,
         ),
         Hparam(
             "theta0",
             1.0,
-            "Growth theta_0 that the first growing step takes for the one before.",
+            "Initial value theta_0 of theta, for the first step that may grow.",
             source="Delta-SGD, the released code",
             minimum=0.0,
         ),

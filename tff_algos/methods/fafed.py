@@ -61,7 +61,7 @@ SPEC = MethodSpec(
         Hparam(
             "rho",
             0.01,
-            "What is added to the root (rho).",
+            "Added to the root (rho).",
             source="third-party code",
             minimum=0.0,
             exclusive_minimum=True,

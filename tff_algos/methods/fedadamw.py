@@ -84,7 +84,7 @@ SPEC = MethodSpec(
         Hparam(
             "weight_decay",
             0.01,
-            "Weight decay lambda, which is apart from the moments.",
+            "Decoupled weight decay lambda: it does not enter the moments.",
             source="FedAdamW, the released code",
             minimum=0.0,
         ),
@@ -122,8 +122,8 @@ SPEC = MethodSpec(
         Hparam(
             "counted_steps",
             None,
-            "Local steps K that a round counts for, in its direction and in the correction of "
-            "bias. Unset: the mean of the steps that its clients took.",
+            "Local steps K that a round counts as, in its direction and in bias correction. "
+            "Default: the mean of the steps that its clients took.",
             source="FedAdamW, the paper (all clients take K)",
             type=float,
             minimum=0.0,

@@ -54,7 +54,7 @@ SPEC = MethodSpec(
         Hparam(
             "epsilon_max",
             1e-3,
-            "Where the largest second moment v-hat starts, below which it never is (epsilon).",
+            "Initial value and lower bound of the largest second moment v-hat (epsilon).",
             source=_README,
             minimum=0.0,
             exclusive_minimum=True,
@@ -62,7 +62,7 @@ SPEC = MethodSpec(
         Hparam(
             "epsilon",
             0.0,
-            "What is added to the root of v-hat.",
+            "Added to the root of v-hat.",
             source=_README,
             minimum=0.0,
         ),
@@ -70,7 +70,7 @@ SPEC = MethodSpec(
             "bias_correction",
             True,
             "Whether moments are corrected for their bias, as in the released code; the paper "
-            "does not.",
+            "does not correct them.",
             source="FedAMS, the released code",
         ),
     ),

@@ -106,14 +106,14 @@ SPEC = MethodSpec(
         Hparam(
             "stage1_clients",
             1,
-            "Clients of a round of stage 1, which so has T_1 N / stage1_clients rounds.",
+            "Clients per round of stage 1. The stage has T_1 N / stage1_clients rounds.",
             source="FedCorr's code, Clothing1M (0.002 of 500)",
             minimum=1,
         ),
         Hparam(
             "stage2_rounds",
             50,
-            "Rounds T_2 of stage 2, on the clean clients. Stage 3 takes those that are left.",
+            "Rounds T_2 of stage 2, on the clean clients. Stage 3 has the remaining rounds.",
             source="FedCorr's code, Clothing1M",
             minimum=0,
         ),

@@ -115,7 +115,8 @@ _COMMON = (
     _hparam(
         "stabilization",
         0.05,
-        "Last part of the rounds that take one step with the full local gradient.",
+        "Share of the rounds, at the end of the run, in which clients take one step with their "
+        "full local gradient.",
         source="choice: the paper gives no length",
         **_FRACTION,
     ),

@@ -71,7 +71,7 @@ SPEC = MethodSpec(
             "mean_examples",
             None,
             "Mean number of examples of all clients, by which a client divides its own to scale "
-            "alpha down, as the released code does. Unset: alpha is the same for all.",
+            "alpha down, as the released code does. By default alpha is the same for all.",
             source="FedDyn, Algorithm 1",
             type=float,
             minimum=0.0,

@@ -56,14 +56,14 @@ SPEC = MethodSpec(
         Hparam(
             "alpha",
             0.5,
-            "Share alpha of accuracy in weights.",
+            "Share alpha of accuracy in a client's weight.",
             source="AdaFed, App.",
             minimum=0.0,
         ),
         Hparam(
             "beta",
             0.5,
-            "Share beta of participation.",
+            "Share beta of participation in a client's weight.",
             source="AdaFed, App.",
             minimum=0.0,
         ),

@@ -59,7 +59,8 @@ SPEC = MethodSpec(
         Hparam(
             "epsilon",
             0.1,
-            "How far epsilon a client's weight may be from lambda0: 0 averages, 1 is MGDA.",
+            "How far (epsilon) a client's weight may be from its weight in the average, lambda0. 0 "
+            "averages, 1 is MGDA.",
             source="AdaFed, App. (grid 0.01, 0.05, 0.1, 0.5, 1)",
             minimum=0.0,
             maximum=1.0,

@@ -72,7 +72,7 @@ def _spec(display_name, look, summary, down, hparams=()):
             Hparam(
                 "epsilon",
                 0.0,
-                "Added to the norm of the gradient that is divided by it.",
+                "Added to the gradient's norm before the gradient is divided by it.",
                 source="FedSAM: none; released codes have 1e-7 or 1e-12",
                 minimum=0.0,
             ),

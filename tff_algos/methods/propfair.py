@@ -58,7 +58,7 @@ SPEC = MethodSpec(
         Hparam(
             "base",
             2.0,
-            "Base M, of the scale of a large loss: the closer a loss is to it, the more it counts.",
+            "Base M of -log(M - f): the closer a loss f is to M, the more it counts.",
             source="PropFair, the released code",
             minimum=0.0,
             exclusive_minimum=True,
@@ -66,7 +66,7 @@ SPEC = MethodSpec(
         Hparam(
             "epsilon",
             0.2,
-            "Least distance epsilon of a loss from M at which the logarithm is taken.",
+            "Smallest distance epsilon from M at which a loss is still in the logarithm.",
             source="PropFair, the released code",
             minimum=0.0,
             exclusive_minimum=True,

@@ -37,8 +37,8 @@ def mixing_setting(name: str, source: str) -> Hparam:
 MOMENTUM_STEPS = Hparam(
     "momentum_steps",
     None,
-    "Local steps K by which a round's mean update is divided to give the direction. Unset: the "
-    "mean of the steps that its clients took.",
+    "Local steps K by which a round's mean update is divided to give the direction. Default: "
+    "the mean of the steps that its clients took.",
     source="FedCM, Algorithm 2 (all clients take K)",
     type=float,
     minimum=0.0,
