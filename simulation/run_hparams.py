@@ -81,7 +81,7 @@ RUN_HPARAMS = (
         "data_dir",
         None,
         "Folder, or fsspec address (s3://, gs://, ...), of the task's data or of TensorFlow "
-        "Datasets. By default caches are searched, then it is downloaded (docs/tasks.md).",
+        "Datasets. By default the suite searches caches, then downloads it (docs/tasks.md).",
         type=str,
         common=True,
         on_resume=FREE,
