@@ -299,15 +299,15 @@ def _of_best_round(run: run_folders.RunFolder, column: Mapping[str, Any]) -> boo
 
 def _of_clients(
     runs: Any, column: Mapping[str, Any]
-) -> tuple[dict[str, dict[int, dict[str, float]]], dict[int, dict[str, float]]]:
-    """Returns row → seed → client → value of the final models, and seed → client → test examples.
+) -> tuple[dict[str, dict[int, dict[str, float]]], dict[str, dict[int, dict[str, float]]]]:
+    """Returns row → seed → client → value of the final models, and the same of test examples.
 
     Runs are left out whose value is not the clients' mean, weighted by test examples: an interval
     over clients would be of another quantity.
     """
     metric = column["metric"].rpartition("/")[2]
     found: dict[str, dict[int, dict[str, float]]] = {}
-    weights: dict[int, dict[str, float]] = {}
+    weights: dict[str, dict[int, dict[str, float]]] = {}
     if {"last_rounds", "best", "power"} & column.keys():
         return found, weights
     if not column["metric"].startswith("eval/"):
@@ -326,8 +326,9 @@ def _of_clients(
         mean, size = ((some * examples).sum() / total for some in (values, values.abs()))
         # Runs add up examples in float32.
         if abs(mean - (whole - offset)) <= 1e-4 * size:
-            found.setdefault(row, {})[int(seed)] = dict(zip(clients.client_id, values, strict=True))
-            weights[int(seed)] = dict(zip(clients.client_id, examples, strict=True))
+            for of_row, numbers_of in ((found, values), (weights, examples)):
+                of_clients = dict(zip(clients.client_id, numbers_of, strict=True))
+                of_row.setdefault(row, {})[int(seed)] = of_clients
     return found, weights
 
 

@@ -178,7 +178,7 @@ def compare(
     values: Mapping[str, Mapping[int, float]],
     higher_is_better: bool | None = True,
     clients: Mapping[str, Mapping[int, Mapping[str, float]]] | None = None,
-    weights: Mapping[int, Mapping[str, float]] | None = None,
+    weights: Mapping[str, Mapping[int, Mapping[str, float]]] | None = None,
 ) -> list[Pair]:
     """Compares every pair of methods: the later one minus the earlier one.
 
@@ -186,7 +186,8 @@ def compare(
       values: Method → seed → value; values that are not finite are left out.
       higher_is_better: Whether the higher value wins; `None` if unknown.
       clients: Method → seed → client → value, as far as known.
-      weights: Seed → client → its weight among the clients; equal by default.
+      weights: Method → seed → client → its weight among the clients; equal by default. Two methods
+        with other clients or weights get no interval over clients.
 
     Returns:
       A `Pair` for every two methods that share a seed.
@@ -205,8 +206,6 @@ def compare(
         wins = float((better > 0).sum() + 0.5 * (better == 0).sum())
         if higher_is_better is None:
             wins = math.nan
-        of_clients = _differences_of_clients(clients or {}, one, other, seeds)
-        of_seeds = None if weights is None else [weights[seed] for seed in seeds if of_clients]
         found.append(
             Pair(
                 one,
@@ -216,29 +215,37 @@ def compare(
                 p_value(change),
                 math.nan,
                 wins,
-                over_clients(of_clients, of_seeds) if of_clients else None,
+                _over_common_clients(clients or {}, weights, one, other, seeds),
             )
         )
     corrected = holm([pair.p for pair in found])
     return [pair._replace(holm=p) for pair, p in zip(found, corrected, strict=True)]
 
 
-def _differences_of_clients(
+def _over_common_clients(
     clients: Mapping[str, Mapping[int, Mapping[str, float]]],
+    weights: Mapping[str, Mapping[int, Mapping[str, float]]] | None,
     one: str,
     other: str,
     seeds: Iterable[int],
-) -> list[dict[str, float]]:
-    """Returns each seed's client → difference, of common clients; empty if a seed has none."""
-    found = []
+) -> Interval | None:
+    """Returns `over_clients` for the clients that two methods share.
+
+    `None` if a seed has no such client, or if clients and weights are not the same for both.
+    """
+    differences, of_seeds = [], []
     for seed in seeds:
         mine, theirs = (clients.get(method, {}).get(seed, {}) for method in (one, other))
         both = {c: mine[c] - theirs[c] for c in mine if c in theirs}
         both = {c: difference for c, difference in both.items() if math.isfinite(difference)}
         if not both:
-            return []
-        found.append(both)
-    return found
+            return None
+        differences.append(both)
+        if weights is not None:
+            if weights[one][seed] != weights[other][seed]:
+                return None
+            of_seeds.append(weights[one][seed])
+    return over_clients(differences, of_seeds or None)
 
 
 def interquartile_mean(scores: np.ndarray) -> Interval:

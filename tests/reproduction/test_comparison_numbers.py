@@ -146,12 +146,12 @@ def test_a_run_tells_the_direction_by_its_best_round(tmp_path, more):
     assert found.better() is more and found.better("y") is None
 
 
-def of_clients(tmp_path, scale=100):
+def of_clients(tmp_path, scale=100, seeds=(1, 2)):
     """Two methods: the large client gains, all small ones lose."""
     sizes = np.array([200] + [10] * 7)
     rows = []
     for row, large, small in (("fedavg", 0.5, 0.6), ("fedprox", 0.8, 0.2)):
-        for seed in (1, 2):
+        for seed in seeds:
             values = np.array([large] + [small] * 7) + (0.01 if row == "fedavg" else 0.02) * seed
             pooled = float((values * sizes).sum() / sizes.sum())
             clients = {"client_id": range(8), "test_examples": sizes, "accuracy": values}
@@ -168,6 +168,31 @@ def test_the_interval_over_clients_is_of_the_mean_beside_it(tmp_path):
     (pair,) = of_clients(tmp_path / "again").pairs()
     assert pair.clients.mean == pytest.approx(pair.difference.mean)
     assert line["clients low"] <= line["mean"] <= line["clients high"]
+
+
+def test_rows_with_other_tests_leave_the_intervals_of_the_rest_alone(tmp_path):
+    """A third row whose clients have other numbers of tests, or are fewer, as with other data."""
+    found = of_clients(tmp_path, seeds=(1,))
+    (alone,) = found.pairs()
+    for name, sizes in (("alike", [5] * 8), ("fewer", [200, 10])):
+        values = np.linspace(0.1, 0.9, len(sizes))
+        pooled = float((values * sizes).sum() / sum(sizes))
+        clients = {
+            "client_id": range(len(sizes)),
+            "test_examples": sizes,
+            "accuracy": values,
+        }
+        folder = tmp_path / name
+        run_folder(folder, 1, {"eval/accuracy": [pooled]}, clients)
+        row = {"row": f"fedavg {name}", "seed": 1, "x": 100 * pooled, "run": str(folder)}
+        runs = pd.concat([found.runs, pd.DataFrame([row])], ignore_index=True)
+        pairs = {
+            (pair.one, pair.other): pair.clients
+            for pair in comparison.Comparison("T", found.columns, runs, [], "nowhere").pairs()
+        }
+        assert pairs["fedprox", "fedavg"] == alone.clients
+        # Of other tests, no mean over clients is the difference of the means.
+        assert pairs[f"fedavg {name}", "fedavg"] is pairs[f"fedavg {name}", "fedprox"] is None
 
 
 def test_there_is_no_interval_over_clients_of_another_quantity(tmp_path):

@@ -150,7 +150,8 @@ def test_the_interval_over_clients_is_of_the_mean_weighted_by_test_examples():
     assert found.high == pytest.approx(oracle.high, abs=0.02)
     clients = {"a": {1: dict.fromkeys(change, 0.0)}, "b": {1: change}}
     values_of = {"a": {1: 0.0}, "b": {1: pooled}}
-    (pair,) = statistics.compare(values_of, clients=clients, weights={1: weights})
+    of_both = {method: {1: weights} for method in clients}
+    (pair,) = statistics.compare(values_of, clients=clients, weights=of_both)
     assert pair.clients == found and pair.clients.mean == pytest.approx(pair.difference.mean)
 
 
