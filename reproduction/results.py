@@ -82,7 +82,7 @@ def selection_value(
         if found.last_round < rounds or (found.last_round == rounds and found.summary is None):
             return float("inf")
         at, values = found.values(selection["metric"])
-        first = rounds - min(selection["last_rounds"], max(1, (rounds + 1) // 2))
+        first = rounds - rounds_averaged(selection, [rounds])
         some = values[(at > first) & (at <= rounds)]
         if not len(some):  # Evaluations may be further apart than these rounds.
             some = values[at <= rounds][-1:]
@@ -533,7 +533,7 @@ def rounds_averaged(column: Mapping[str, Any], reached: Iterable[float]) -> int:
     """Returns how many rounds a column averages: at most the second half of the shortest run.
 
     Args:
-      column: Column of a set-up.
+      column: Column of a set-up, or its `selection`.
       reached: The rounds of its runs, see `run_folders.mean_of_last`.
     """
     halves = (max(1, (int(rounds) + 1) // 2) for rounds in reached)

@@ -201,7 +201,7 @@ def cautions(setup: Setup, runs: Sequence[PlannedRun]) -> list[str]:
         for rounds in steps:
             window = rounds
             if rounds == whole:
-                window = min(setup.selection["last_rounds"], max(1, rounds // 2))
+                window = results.rounds_averaged(setup.selection, [rounds])
             if rounds // every * every <= rounds - window:
                 found.append(
                     f"Points of {row} are compared after round {rounds}, but rounds_per_eval="

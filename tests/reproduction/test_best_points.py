@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import reproduce
-from reproduction import best_points, items, search
+from reproduction import best_points, items, results, search
 from reproduction.items import ReproduceError
 from simulation.records import outputs
 
@@ -272,3 +272,19 @@ def test_points_that_cannot_be_compared_are_told_before_they_run(
     else:
         (line,) = search.cautions(setup, runs)
         assert says in line
+
+
+def test_an_evaluation_that_counts_is_not_told_to_be_missing(home, tmp_path):
+    """Rounds 0 to 3 are four rows, so the mean is over rounds 2 and 3, and round 2 has a value."""
+    (home / "sweep.toml").write_text(SWEEP.replace("rounds = 4", "rounds = 3"))
+    (home / "a.flags").write_text(FLAGS + "--rounds_per_eval=2\n")
+    setup = setups(home)["one"]
+    points = {"fedavg": setup.points("fedavg")}
+    runs = items.planned_runs(setup, points, points, [1], root=str(tmp_path))
+    assert not search.cautions(setup, runs)
+    for run in runs:
+        run.folder.mkdir(parents=True)
+        lines = ["round_num,validation/loss", "0,9.0", "1,", "2,0.5", "3,"]
+        (run.folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+        (run.folder / "summary.json").write_text('{"rounds": 3, "final": {}}')
+    assert {results.selection_value(run, setup.selection) for run in runs} == {0.5}
