@@ -91,8 +91,10 @@ def smoothed(run: PlannedRun, metric: str) -> tuple[np.ndarray, np.ndarray]:
       Two arrays `[evaluations - 4]`; empty if there are fewer than five evaluations.
     """
     rounds, values = run.read().values(metric)
+    if len(values) < _SMOOTHED:
+        return rounds[:0], values[:0]
     means = np.convolve(values, np.full(_SMOOTHED, 1 / _SMOOTHED), mode="valid")
-    return (rounds[_SMOOTHED - 1 :], means) if len(values) >= _SMOOTHED else (rounds[:0], means[:0])
+    return rounds[_SMOOTHED - 1 :], means
 
 
 def reached(run: PlannedRun | None, metric: str, target: float) -> Reached:

@@ -1,5 +1,6 @@
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -340,3 +341,9 @@ def test_final_scores_count_methods_with_all_seeds_of_the_baseline():
     finals.append(final("fedavg", 11, 9.0, track="untuned"))
     found = league_page.scaled_finals(finals)
     assert {m: of.mean for m, of in found.items()} == {"fedavg": 1.0, "scaffold": 1.5}
+
+
+def test_a_run_without_evaluations_never_reaches_a_target():
+    none = np.zeros(0, np.int64), np.zeros(0)
+    run = types.SimpleNamespace(read=lambda: types.SimpleNamespace(values=lambda metric: none))
+    assert set(league_studies.reached(run, "validation/accuracy", 0.5)) == {math.inf}
