@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from reproduction.setups import PAPERS, REPO, ReproduceError, Row, Setup, words
 from simulation import experiment_flags, run_hparams, run_parser
 from simulation.errors import RunError
 from tasks.formats import remote
+from tff_suite import parser
 from tff_suite.hparams import HparamError, Settings, Value
 
 
@@ -263,15 +263,18 @@ def absolute(data_dir: str) -> str:
 
 
 def settings_of_file(flagfile: str) -> Settings:
-    """Returns flag → value of a flag file; empty if a run needs further flags."""
-    return _settings_of_file(str(REPO / flagfile), os.stat(REPO / flagfile).st_mtime_ns)
+    """Returns flag → value of a flag file; empty if a run needs further flags.
+
+    Raises:
+      HparamError: If it, or a file that it includes, cannot be read.
+    """
+    return _settings_of(tuple(parser.expand_flagfiles([f"--flagfile={REPO / flagfile}"])))
 
 
 @functools.cache
-def _settings_of_file(path, changed):
-    del changed
+def _settings_of(flags):
     try:
-        return experiment_flags.parse([f"--flagfile={path}"]).in_force
+        return experiment_flags.parse(flags).in_force
     except HparamError:
         return {}
 

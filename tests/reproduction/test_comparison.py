@@ -475,6 +475,15 @@ def test_a_changed_flag_file_starts_runs_in_folders_of_their_own(tmp_path):
         assert [run.folder for run in planned(rate)] == [run.folder for run in before]
 
 
+def test_a_flag_file_within_another_is_read_again_when_it_changes(tmp_path):
+    inner = tmp_path / "inner.flags"
+    (tmp_path / "outer.flags").write_text(f"{FLAGS}--total_rounds=3\n--flagfile={inner}\n")
+    for rate in (0.1, 0.25):
+        inner.write_text(f"--client_learning_rate={rate}\n")
+        found = items.settings_of_file(str(tmp_path / "outer.flags"))
+        assert found["client_learning_rate"] == rate
+
+
 def test_time_ends_a_comparison_and_the_same_call_resumes_it(tmp_path):
     own = {"algorithms": ["fedavg"], "seeds": 1, "qfedavg_q": None, "total_rounds": 40}
     short = run(tmp_path, max_minutes=1e-9, **own)
