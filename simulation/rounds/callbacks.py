@@ -316,7 +316,8 @@ class Callbacks:
         """
         past = [numbers(row) for row in rows]
         for callback in self._callbacks:
-            self.reason = callback.begin(past) or self.reason
+            reason = callback.begin(past)
+            self.reason = self.reason or reason
 
     def after_round(
         self, number: int, metrics: Mapping[str, float], trained: Sequence[np.ndarray]

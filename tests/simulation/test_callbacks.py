@@ -400,6 +400,16 @@ def test_those_that_ship_know_the_same_wherever_a_run_resumes(make, stops_after,
     assert stopped == stops_after
 
 
+@pytest.mark.parametrize("resumed_after", [0, 2])
+def test_the_first_of_two_reasons_counts_wherever_a_run_resumes(resumed_after):
+    """Round 1 meets both, as if the run were killed between its checkpoint and its results."""
+    told = Callbacks([simulation.StopAt("eval/loss<=4"), simulation.StopAt("eval/loss<5")])
+    told.begin([{"round_num": str(n), "eval/loss": str(v)} for n, v in ROWS[:resumed_after]])
+    for number, value in ROWS[resumed_after:2]:
+        told.at("evaluation", number, {"eval/loss": value}, [])
+    assert told.reason == "eval/loss<=4 after round 1"
+
+
 def test_weights_are_made_when_they_are_asked_for():
     made = []
     done = Round(1, {}, lambda: made.append(1) or [np.ones(1)])
