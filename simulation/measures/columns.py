@@ -13,7 +13,7 @@ from simulation.run_checks import tracked
 from simulation.run_hparams import EXTREMES
 from tff_algos.method_spec import COUNTS
 
-# Those of the columns on label noise that are ratios, and so may be undefined.
+# The columns on label noise; those that are ratios may be undefined.
 NOISE = tuple(
     f"noise/{name}"
     for name in (
@@ -36,8 +36,7 @@ class Columns(NamedTuple):
 
     Attributes:
       names: All known columns. If the data have nothing to measure, columns in `NOISE` are blank
-      and
-        columns over clients are missing.
+        and columns over clients are missing.
       beginnings: Prefixes of further columns that only become known in the run.
     """
 

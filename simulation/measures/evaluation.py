@@ -94,9 +94,8 @@ class Evaluator:
           num_outputs: Number of the model's outputs per example; bounds the memory of a chunk.
           chunk: Examples per chunk; by default derived from the two arguments above.
           spread: Function that distributes the work on test sets with a name: (name, weights,
-          number
-            of chunks, examples per chunk) → results of `sums` for all chunks, in order. If it
-            raises a `NoWorkersError`, this evaluator does the work itself.
+            number of chunks, examples per chunk) → results of `sums` for all chunks, in order. If
+            it raises a `NoWorkersError`, this evaluator does the work itself.
         """
         self.model, self._spread = model, spread
         numbers = max(int(np.prod(model.x_spec.shape[1:])), num_outputs, 1)

@@ -73,7 +73,7 @@ class RayPool:
           ray: The module, connected.
           programs: Name → program, as from `simulation.rounds.one_program.RunMethod`.
           make: Starts a worker; returns it, and a reference that yields its facts once it has
-          begun.
+            begun.
           number: Number of workers.
           steps: Round, from 0 → predicted local steps of each client of its cohort.
           room: Returns the number of workers for which the cluster has resources now.
