@@ -13,6 +13,7 @@ import collections
 import contextlib
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -176,18 +177,21 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
     initial = tuple(np.asarray(v.read_value()) for v in variables)
     others = [(v, v.numpy()) for value in vars(model).values() for v in _leaves(value)]
     places = {id(v): i for i, v in enumerate(variables)}
+    # The swap is visible to every thread that calls the model.
+    lock = threading.RLock()
 
     @contextlib.contextmanager
     def swapped(weights):
         tensors = {id(v): _Written(tf.constant(value)) for v, value in others}
         tensors.update((key, weights[i]) for key, i in places.items())
-        before = dict(vars(model))
-        try:
-            for name, value in before.items():
-                model.__dict__[name] = _replaced(value, tensors)
-            yield
-        finally:
-            model.__dict__.update(before)
+        with lock:
+            before = dict(vars(model))
+            try:
+                for name, value in before.items():
+                    model.__dict__[name] = _replaced(value, tensors)
+                yield
+            finally:
+                model.__dict__.update(before)
 
     # TFF's models wrap it in `tf.function`, whose traces hold the variables.
     forward_pass = inspect.getattr_static(type(model), "forward_pass")
