@@ -203,7 +203,8 @@ def from_arrays(
     """Makes a task from arrays; everything not described here is as in `from_frame`.
 
     Args:
-      x: Inputs of the model, numbers `[n, ...]`, which are not changed.
+      x: Inputs of the model, numbers `[n, ...]`, taken as they are. The task keeps a copy, except
+        of a NumPy memory map.
       y: Targets `[n]`: classes (text, booleans, or numbers with `target_type="category"`) or
         numbers.
       users: User of each row, `[n]`; `None` if `partition` draws clients.
@@ -278,9 +279,14 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
         raise TaskError(f"{what}: {e.object!r} has an unpaired surrogate; rename it.") from e
     table = _Table(frame, what, None if users is None else "users", "y", None)
     try:
-        table.x = x.to_numpy() if hasattr(x, "to_numpy") else np.asarray(x)
+        x = x.to_numpy() if hasattr(x, "to_numpy") else x
+        # The central test is a copy. Without one here, a later change by the caller would reach
+        # training alone.
+        table.x = np.asarray(x) if isinstance(x, np.memmap) else np.array(x)
     except ValueError as e:
         raise TaskError(f"{what}: x is not an array: {e}") from e
+    if not table.x.dtype.isnative:
+        table.x = table.x.astype(table.x.dtype.newbyteorder("="))
     return table
 
 
@@ -384,7 +390,7 @@ class _Table:
         if not len(frame):
             raise TaskError(f"{what} has no rows.")
         # Numbers that pandas holds as objects, for instance after a merge.
-        self.frame = frame = _without_arrow(frame).infer_objects()
+        self.frame = frame = _in_usual_types(frame).infer_objects()
         twice = frame.columns[frame.columns.duplicated()].tolist()
         if twice:
             raise TaskError(f"{what} has two columns named {twice[0]!r}; rename one.")
@@ -413,6 +419,8 @@ class _Table:
         # Of columns with several levels, an index also finds the name of one level.
         if column not in self.frame.columns.tolist():
             known = ", ".join(map(str, self.frame.columns[:20]))
+            if column in self.frame.index.names:
+                known += ", and reset_index() makes columns of its index"
             raise TaskError(f"{role}: {self.what} has no column {column!r}; it has {known}.")
 
     def values(self, name: Any) -> list[Any]:
@@ -471,16 +479,24 @@ class _Table:
             )
 
 
-def _without_arrow(frame: Any) -> Any:
-    """Returns a table without types of PyArrow's, which answer differently from NumPy's."""
+def _in_usual_types(frame: Any) -> Any:
+    """Returns a table in types that pandas and TensorFlow take for everything.
+
+    Types of PyArrow's answer differently from NumPy's. pandas does not count or sort numbers in
+    another byte order than the machine's, in which FITS and IDX files keep them.
+    """
     import pandas as pd
 
-    of_arrow = [k for k, dtype in enumerate(frame.dtypes) if isinstance(dtype, pd.ArrowDtype)]
-    if not of_arrow:
+    changed = {
+        k: object if isinstance(dtype, pd.ArrowDtype) else dtype.newbyteorder("=")
+        for k, dtype in enumerate(frame.dtypes)
+        if isinstance(dtype, pd.ArrowDtype) or (isinstance(dtype, np.dtype) and not dtype.isnative)
+    }
+    if not changed:
         return frame
     columns = [frame.iloc[:, k] for k in range(frame.shape[1])]
-    for k in of_arrow:
-        columns[k] = columns[k].astype(object)
+    for k, dtype in changed.items():
+        columns[k] = columns[k].astype(dtype)
     made = pd.concat(columns, axis=1)
     made.attrs = frame.attrs
     return made
@@ -704,14 +720,24 @@ def _numbers(table: _Table, name: str, origin: int = 0) -> np.ndarray:
     from pandas.api import types
 
     column = table.frame[name]
+    if hasattr(column.dtype, "categories"):
+        # Dates that are categories would become numbers of nanoseconds.
+        column = column.astype(column.dtype.categories.dtype)
     if getattr(column.dtype, "kind", "") in "mMc":
         raise TaskError(f"{table.what}: column {name!r} is {column.dtype}, not a number.")
     if origin and types.is_integer_dtype(column):
         return np.array([value - origin for value in column.tolist()], np.float64)
     try:
-        return column.to_numpy(np.float64) - origin
+        found = column.to_numpy(np.float64)
     except (TypeError, ValueError) as e:
         raise TaskError(f"{table.what}: column {name!r} is not a number: {e}") from e
+    if not np.isfinite(found).all():  # Of text: `complete` has refused numbers that are not finite.
+        row = int(np.argmin(np.isfinite(found)))
+        raise TaskError(
+            f"{table.what}: column {name!r} has {column.iloc[row]!r} in row {row}, which is not a "
+            "finite number; drop these rows or fill in the values."
+        )
+    return found - origin
 
 
 def _origin(column: Any) -> int:
@@ -800,6 +826,12 @@ class _Features:
     def __init__(self, table: _Table, columns: Sequence[str], standardize: bool):
         from pandas.api import types
 
+        alike = collections.Counter(map(str, columns)).most_common(1)[0]
+        if alike[1] > 1:
+            raise TaskError(
+                f"features: {alike[1]} columns are {alike[0]!r} as text, by which encoding.json "
+                "knows them; rename one."
+            )
         self.columns, self._categories = columns, {}
         for name in columns:
             table.complete(name)

@@ -478,6 +478,43 @@ def test_arrays_are_taken_as_they_are():
     assert dict(zip(by_user.test.client_ids, by_user.test.sizes, strict=True)) == {"p": 1, "q": 1}
 
 
+@pytest.mark.parametrize("target_type", ["number", "category"])
+def test_numbers_in_another_byte_order_are_the_same_numbers(target_type):
+    x, y = np.arange(24.0).reshape(12, 2) ** 2, np.arange(12) * 7 % 3
+    users, swapped = np.arange(12) % 2, []
+    for one, two, three in ((x, y, users), (x.astype(">f4"), y.astype(">i2"), users.astype(">i8"))):
+        options = {"model": dense(3), "target_type": target_type, "test": None}
+        swapped.append(tasks.from_arrays(one, two, three, **options))
+        df = pd.DataFrame({"a": one[:, 0], "b": one[:, 1], "y": two, "who": three})
+        swapped.append(tasks.from_frame(df, user="who", target="y", **options))
+    for found, wanted in zip(swapped[2:], swapped[:2], strict=True):
+        assert found.train.client_ids == wanted.train.client_ids
+        for got, want in zip(found.train.examples(1), wanted.train.examples(1), strict=True):
+            assert got.dtype.isnative
+            np.testing.assert_array_equal(got, want)
+
+
+def test_later_changes_of_the_callers_data_change_nothing():
+    df, x, y = frame(), np.arange(24.0).reshape(12, 2), np.arange(12) % 3.0
+    options = {"loss": "mse", "model": dense(1)}
+    made_of = (
+        made(df, target="b", features=["a"], **options),
+        tasks.from_arrays(x, y, list("pq") * 6, **options),
+    )
+
+    def held():
+        parts = [(t.train.examples(0), t.test.examples(0), t.central_test) for t in made_of]
+        return [examples for some in parts for examples in some]
+
+    before = held()
+    df["a"], df["b"] = -1.0, -1
+    x *= -1
+    y *= -1
+    for one, two in zip(before, held(), strict=True):
+        for array, same in zip(one, two, strict=True):
+            np.testing.assert_array_equal(array, same)
+
+
 NAN = float("nan")
 
 
@@ -584,6 +621,26 @@ def with_value(column, value, row=3):
             "'price' is frozenset; make it a number",
         ),
         (frame(big=1e300), {"features": ["big"]}, "features hold numbers beyond float32"),
+        (
+            frame(),
+            {"test_frame": frame(a=pd.Categorical(pd.date_range("2020", periods=24)))},
+            "test_frame: column 'a' is datetime64.*, not a number",
+        ),
+        (
+            frame(),
+            {"test_frame": frame(a=["1", "inf"] * 12)},
+            "test_frame: column 'a' has 'inf' in row 1, which is not a finite number; drop these",
+        ),
+        (
+            frame().set_index("who"),
+            {},
+            r"has no column 'who'; .*, and reset_index\(\) makes columns",
+        ),
+        (
+            frame().rename(columns={"a": 1, "b": "1"}),
+            {"features": [1, "1"]},
+            "2 columns are '1' as text, by which encoding.json knows them; rename one",
+        ),
         (
             frame(big=1e300 * np.arange(24)),
             {"target": "big", "features": ["a"]},
