@@ -1248,7 +1248,8 @@ def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
             raise ModelError(
                 f"Layer {layer!r} changes a variable while it runs ({node.op}), so the model is "
                 "not a function of its trainable weights. Replace the layer (for example "
-                "BatchNormalization by GroupNormalization) or set its `trainable` to False."
+                "BatchNormalization by GroupNormalization), set its `trainable` to False, or "
+                "leave out stateful=True of a recurrent layer."
             )
         if "LookupTable" in node.op:
             raise ModelError(
