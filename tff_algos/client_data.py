@@ -459,9 +459,16 @@ def _of_target(y, dtype, target, spec, place):
 def _narrowed(values, dtype, what):
     with np.errstate(over="ignore"):
         narrowed = values.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(narrowed, values):
+    if not holds(narrowed, values):
         raise ValueError(f"{what} holds numbers that do not fit into {dtype}.")
     return narrowed
+
+
+def holds(narrowed: np.ndarray, values: np.ndarray) -> bool:
+    """Returns whether a narrower type holds the numbers: whole ones exactly, floats as finite."""
+    if narrowed.dtype.kind in "iu":
+        return np.array_equal(narrowed, values)
+    return np.array_equal(np.isinf(narrowed), np.isinf(values))
 
 
 def as_pair(element: Any) -> Any:

@@ -238,6 +238,17 @@ def test_inputs_of_another_width_become_the_models_or_are_told():
         narrow.examples(1)
 
 
+def test_a_number_beyond_the_models_type_is_told():
+    """As float32 it would be infinite. What is infinite already stays so, for the check of it."""
+    x = np.array([[1.0], [1e300], [np.inf]])
+    data = ArrayFederatedData(x, np.zeros(3, np.int32), [[0], [1], [2]], ["a", "b", "c"])
+    taken = cohorts.as_model_takes(data, _model(np.float32, [1]))
+    assert taken.examples(0).x.dtype == np.float32
+    with pytest.raises(DataError, match="client b has inputs that do not fit into float32"):
+        taken.examples(1)
+    assert np.isinf(taken.examples(2).x)
+
+
 def test_another_kind_of_numbers_is_told_by_client():
     class Mixed:
         client_ids, sizes = ["a", "b"], [1, 1]
