@@ -511,7 +511,9 @@ def _client_optimizer(spec: MethodSpec, settings: dict[str, Any]) -> tuple[dict,
         raise hparams_lib.HparamError(
             f"{name} has no learning_rate in its state, which the method sets every round."
         )
-    if settings.get("client_learning_rate") is None:
+    # A schedule that is a function returns the rate itself.
+    has_rate = callable(settings.get("client_lr_schedule"))
+    if settings.get("client_learning_rate") is None and not has_rate:
         settings["client_learning_rate"] = float(rate)
     return settings, given
 

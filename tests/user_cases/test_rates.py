@@ -57,6 +57,14 @@ def test_a_function_of_the_round_is_the_rate_of_that_round(problem, schedule):
     assert not np.allclose(constant[1], named[1])
 
 
+def test_a_function_of_the_round_goes_with_an_optimizer_of_tffs(problem):
+    """It replaces the optimizer's rate, too."""
+    optimizer = OPTIMIZERS.build_sgdm(0.9)
+    given = trained(problem, client_optimizer=optimizer, client_lr_schedule=lambda r: 0.4 / (1 + r))
+    named = trained(problem, client_learning_rate=0.4, client_lr_schedule="inverse_time")
+    np.testing.assert_allclose(given, named, rtol=1e-6)
+
+
 def test_keras_steps_are_rounds(problem):
     steps = SCHEDULES.PiecewiseConstantDecay([0, 1], [0.4, 0.1, 0.0])
     states = trained(problem, client_lr_schedule=steps)
