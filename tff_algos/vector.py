@@ -37,9 +37,10 @@ class Vector(tuple):
           *others: Vectors with as many tensors, or numbers or scalar tensors.
 
         Raises:
+          TypeError: If one of the others is a list, or an array or tensor of any other shape.
           ValueError: If a vector has a different number of tensors.
         """
-        rows = [o if isinstance(o, tuple) else (o,) * len(self) for o in others]
+        rows = [o if isinstance(o, tuple) else (_scalar(o),) * len(self) for o in others]
         return Vector(fn(*tensors) for tensors in zip(self, *rows, strict=True))
 
     def __add__(self, other: Any) -> Vector:
@@ -99,6 +100,19 @@ class Vector(tuple):
     def norm(self) -> tf.Tensor:
         """Returns ‖v‖, a scalar in the vector's own precision."""
         return tf.sqrt(self.squared_norm())
+
+
+def _scalar(value: Any) -> Any:
+    """Returns a number or scalar tensor, which is combined with each tensor of a vector."""
+    # An array of numbers, one per tensor, would be combined with the last dimension of each.
+    shape = getattr(value, "shape", ())
+    rank = len(shape) if isinstance(shape, tuple) else shape.rank
+    if isinstance(value, list) or rank:
+        raise TypeError(
+            f"A Vector is combined with a Vector or a scalar, not with a "
+            f"{type(value).__name__}. For one number per tensor, use Vector(numbers)."
+        )
+    return value
 
 
 def constants(arrays: Any) -> Vector:

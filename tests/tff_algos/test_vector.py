@@ -101,3 +101,17 @@ def test_within_a_function_vectors_and_around_it_tuples():
     assert seen == [(Vector, tuple, Vector, ())], "an optimizer of TFF's takes its own structure"
     assert type(kept.weights) is tuple and type(sums["sum"]) is tuple
     tf.nest.assert_same_structure(kept, given[0])
+
+
+@pytest.mark.parametrize(
+    "other", [[1.0, 2.0], np.ones(2), tf.ones([2])], ids=["list", "array", "tensor"]
+)
+def test_one_number_per_tensor_must_be_a_vector(other):
+    """Such as rates per layer: with a last dimension of their number they would be broadcast."""
+    u = Vector([tf.ones([3, 2]), tf.ones([2])])
+    for compute in (lambda: u * other, lambda: u - other, lambda: u.maximum(other)):
+        with pytest.raises(TypeError, match="one number per tensor, use Vector"):
+            compute()
+    scaled = u * Vector([tf.constant(1.0), tf.constant(2.0)])
+    np.testing.assert_array_equal(scaled[0], np.ones([3, 2]))
+    np.testing.assert_array_equal(scaled[1], [2.0, 2.0])
