@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -44,9 +44,11 @@ class ClientResult(NamedTuple):
     Attributes:
       trained: The result of local training.
       report: What the client sends to the server, a structure of tensors.
-      weight: The client's weight in averages, float32 scalar; by default from `client_weighting`.
+      weight: The client's weight in averages, a number of at least 0; by default from
+        `client_weighting`. It becomes float32, and 0 for a client without examples.
       finite: Whether the update is finite, bool scalar; by default whether the report is. A client
-        whose update is not finite is dropped, and its metrics say so.
+        whose update is not finite is dropped, and its metrics say so. So is one whose `weight` is
+        negative or not finite.
       counts: Whether to include a finite report, bool scalar; by default it is included.
       kept: The client's new state for later rounds, a structure of tensors; only for methods with
         client state.
@@ -141,8 +143,14 @@ def _finished(local: client.LocalTraining, result: ClientResult, values: tuple) 
     (data,) = (v for v in values if isinstance(v, ClientData))
     client_state = next((v for v in values if isinstance(v, ClientState)), None)
     finite = client.is_finite(result.report) if result.finite is None else result.finite
+    if result.weight is None:
+        weight = local.client_weight(data)
+    else:
+        weight = client.zero_unless(
+            client.has_examples(data), _number("ClientResult.weight", result.weight)
+        )
+        finite &= tf.math.is_finite(weight) & (weight >= 0)
     counts = finite if result.counts is None else finite & result.counts
-    weight = local.client_weight(data) if result.weight is None else result.weight
     kept = () if result.kept is None else result.kept
     if client_state is not None:
         keeps = counts if result.keeps is None else finite & result.keeps
@@ -153,6 +161,18 @@ def _finished(local: client.LocalTraining, result: ClientResult, values: tuple) 
         metrics=client.round_metrics(result.trained, data, finite),
         client_state=kept,
     )
+
+
+def _number(name: str, value: Any) -> tf.Tensor:
+    """Returns one number that a method's function gave as a float32 scalar."""
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        raise MethodError(f"{name} is {_kind(value)}; give one number.") from None
+    dtype = tensor.dtype
+    if tensor.shape.rank != 0 or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        raise MethodError(f"{name} is a tensor {_shown([tensor])}; give one number.")
+    return tf.cast(tensor, tf.float32)
 
 
 class _Skeleton:
@@ -291,7 +311,7 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _shown(specs: list[tf.TensorSpec]) -> str:
+def _shown(specs: Sequence[tf.TensorSpec | tf.Tensor]) -> str:
     if any(spec.dtype != tf.float32 for spec in specs):
         return ", ".join(f"{spec.dtype.name} {spec.shape}" for spec in specs)
     return ", ".join(str(spec.shape) for spec in specs)
@@ -333,15 +353,49 @@ def next_state(before: Any, after: Any, total_weight: tf.Tensor) -> Any:
       before: The server's state at the start of the round.
       after: The state that the round computed, of the same structure.
       total_weight: Sum of the weights of the clients that were not dropped.
+
+    Raises:
+      MethodError: If `after` has another structure, or its tensors have other types or shapes.
     """
+    after = _like(before, after)
     state = tf.nest.map_structure(lambda a, b: tf.where(total_weight > 0, a, b), after, before)
-    for found, wanted in zip(tf.nest.flatten(state), tf.nest.flatten(before), strict=True):
-        if not found.shape.is_compatible_with(wanted.shape):
-            raise MethodError(
-                f"The server's function returned a tensor {found.shape} for one of the state that "
-                f"is {wanted.shape}: keep the shapes of the state."
-            )
     return state._replace(round_num=before.round_num + 1)
+
+
+def _like(before: Any, after: Any) -> Any:
+    """Returns the state after a server's step in the structure of the one before.
+
+    Raises:
+      MethodError: If a field has another structure, or a tensor another type or shape, which would
+        be broadcast.
+    """
+    if getattr(after, "_fields", None) != before._fields:
+        raise MethodError(
+            f"The server's function returned {_kind(after)}; return the {type(before).__name__} "
+            "that it got, changed by `_replace`."
+        )
+    fields = []
+    for name, wanted, found in zip(before._fields, before, after, strict=True):
+        try:
+            tf.nest.assert_same_structure(wanted, found, check_types=False)
+        except (TypeError, ValueError):
+            raise MethodError(
+                f"The server's function returned {_kind(found)} of another structure for {name} "
+                "of the state: keep the structure that `initialize` made."
+            ) from None
+        leaves = []
+        for old, new in zip(tf.nest.flatten(wanted), tf.nest.flatten(found), strict=True):
+            tensor = new if tf.is_tensor(new) else tf.convert_to_tensor(new, dtype_hint=old.dtype)
+            if tensor.dtype != old.dtype or not (
+                tensor.shape.rank == old.shape.rank and tensor.shape.is_compatible_with(old.shape)
+            ):
+                raise MethodError(
+                    f"The server's function returned a tensor {_shown([tensor])} for one of {name} "
+                    f"of the state that is {_shown([old])}: keep its type and shape."
+                )
+            leaves.append(tensor)
+        fields.append(tf.nest.pack_sequence_as(wanted, leaves))
+    return type(before)(*fields)
 
 
 class Gradient(NamedTuple):
@@ -396,6 +450,20 @@ def summarize_with(total: Any, own: Any) -> collections.OrderedDict:
 
     Args:
       total: The sum over clients.
-      own: `OrderedDict` of float32 scalars.
+      own: Name → number.
+
+    Returns:
+      `OrderedDict` of float32 scalars.
+
+    Raises:
+      MethodError: If a metric of the method is not one number, or has the name of another.
     """
-    return collections.OrderedDict([*summarize(total).items(), *own.items()])
+    metrics = summarize(total)
+    for name, value in own.items():
+        if name in metrics:
+            raise MethodError(
+                f"The method's metric {name!r} has the name of a metric that every round has: give "
+                "it another name."
+            )
+        metrics[name] = _number(f"The method's metric {name!r}", value)
+    return metrics

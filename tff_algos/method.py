@@ -40,7 +40,7 @@ class Federation(Protocol):
         """Applies a pure function of tensors at the server; returns a server value."""
 
     def mean(self, value: Any, weight: Any) -> Any:
-        """Averages a client value (floating point) to the server, with float32 scalar weights.
+        """Averages a client value (float32) to the server, with float32 scalar weights.
 
         Sums fold in cohort order. The mean is zero if the weights sum to zero.
         """
@@ -83,6 +83,23 @@ def mean_of_updates(federation: Federation, value: Any, weight: Any) -> Any:
       weight: As for `Federation.mean`.
     """
     return getattr(federation, "mean_of_updates", federation.mean)(value, weight)
+
+
+def check_mean(specs: Any) -> None:
+    """Refuses to average anything but float32 numbers.
+
+    Args:
+      specs: The client value's `tf.TensorSpec`s, a structure.
+
+    Raises:
+      MethodError: If a tensor has another type.
+    """
+    for spec in tf.nest.flatten(specs):
+        if spec.dtype != tf.float32:
+            raise purity.MethodError(
+                f"The method averages a tensor of type {spec.dtype.name} over clients: convert it "
+                "with tf.cast to float32, or add it up with Federation.sum."
+            )
 
 
 class ClientState(NamedTuple):
@@ -210,6 +227,7 @@ class TffFederation:
         """As `Federation.mean`."""
         value, weight = self.zip(value), self.zip(weight)
         value_type, weight_type = value.type_signature.member, weight.type_signature.member
+        check_mean(tff.types.type_to_tf_tensor_specs(value_type))
 
         @tff.tensorflow.computation
         def zero():

@@ -30,7 +30,7 @@ from simulation.engine import aggregators
 from simulation.engine.batching import field_of
 from tff_algos import process as process_lib
 from tff_algos import purity
-from tff_algos.method import Method
+from tff_algos.method import Method, check_mean
 from tff_algos.model import Model
 from tff_suite import memory
 
@@ -218,7 +218,7 @@ class Call:
           model_calls_python: As for `purity.required`.
 
         Raises:
-          MethodError: If it must be pure and is not.
+          MethodError: If it must be pure and is not, or if its result contains None.
         """
         # A new trace, since cached ones may be for another of TensorFlow's executors.
         fresh = getattr(fn, "_clone", None)
@@ -243,6 +243,11 @@ class Call:
         self._shared = graph_calls.Shared(graph._inference_function, executor)
         self._captured = graph.captured_inputs
         given = graph.structured_outputs
+        if any(t is None for t in tf.nest.flatten(given)):
+            raise purity.MethodError(
+                f"{purity.name_of(fn)} of the method returned None in place of a tensor; leave it "
+                "out of the structure, or return zeros."
+            )
         self.structure = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), given)
 
     def __call__(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
@@ -402,6 +407,7 @@ class Program:
             )
             self.specs[primitive.number] = call.structure
         elif primitive.kind == "mean":
+            check_mean(arguments[0])
             self.calls[primitive.number] = call = Call(_divide, arguments)
             self.specs[primitive.number] = call.structure
         elif primitive.kind == "stack":

@@ -1,4 +1,9 @@
-"""A user's method whose functions fail or return other shapes ends in one line that names them."""
+"""A user's method whose functions fail, or return what a round cannot take.
+
+It ends in one line that names the function or the value, or the client is dropped and counted.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -6,7 +11,10 @@ import tensorflow as tf
 
 import simulation
 import tff_algos
+from tasks.task import ArrayFederatedData, Task
+from tests.oracles import problem as problem_lib
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
+from tests.tff_algos import toy
 from tff_algos import averaging, client, purity
 
 RUNTIMES = ["per_client", "vectorized", "tff"]
@@ -121,6 +129,206 @@ def test_a_server_step_that_changes_shapes_is_refused(monkeypatch, tmp_path, run
     told = r"^The server's function returned a tensor \(1, 3, 3\) for one .* is \(3, 3\): keep"
     with pytest.raises(purity.MethodError, match=told):
         run(monkeypatch, tmp_path, build, runtime=runtime)
+
+
+def after(change):
+    """Federated averaging whose server changes the state, or what it returns, in the end."""
+
+    def server_update(state, delta):
+        return change(state._replace(weights=state.weights + delta))
+
+    return reporting(lambda d: d, server_update)
+
+
+STATES = {
+    "one number per weight": (
+        lambda s: s._replace(weights=s.weights.map(tf.reduce_mean)),
+        r"a tensor \(\) for one of weights of the state that is \(3, 3\): keep its type and shape",
+    ),
+    "another type": (
+        lambda s: s._replace(weights=s.weights.map(lambda w: tf.cast(w, tf.float64))),
+        r"a tensor float64 \(3, 3\) for one of weights",
+    ),
+    "one weight": (
+        lambda s: s._replace(weights=s.weights[:1]),
+        "a tuple of another structure for weights",
+    ),
+    "None": (lambda s: s._replace(weights=None), "a NoneType of another structure for weights"),
+    "the weights alone": (lambda s: s.weights, "a Vector; return the ServerState that it got"),
+    "nothing": (lambda s: None, "a NoneType; return the ServerState that it got"),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "runtime"),
+    [(what, "per_client") for what in STATES]
+    + [("one number per weight", runtime) for runtime in RUNTIMES[1:]],
+)
+def test_a_state_of_another_form_is_refused(monkeypatch, tmp_path, what, runtime):
+    change, told = STATES[what]
+    with pytest.raises(purity.MethodError, match=f"^The server's function returned {told}") as e:
+        run(monkeypatch, tmp_path, after(change), runtime=runtime)
+    assert "\n" not in str(e.value)
+
+
+class WithLast(NamedTuple):
+    weights: tff_algos.Vector
+    last: dict
+    round_num: tf.Tensor
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_dictionary_in_the_state_keeps_its_order(monkeypatch, tmp_path, runtime):
+    """Python numbers take the state's types."""
+
+    def build(model, local):
+        def initialize():
+            x = tff_algos.Vector(map(tf.constant, model.initial_weights))
+            return WithLast(x, {"b": tf.constant(0.0), "a": tf.constant(0)}, tf.constant(0))
+
+        def client_update(broadcast, data):
+            trained = client.train(
+                model, local.optimizer(), broadcast.learning_rate, broadcast.weights, data
+            )
+            return averaging.ClientResult(trained, trained.weights - broadcast.weights)
+
+        def server_update(state, delta):
+            last = {"a": state.last["a"] + 1, "b": 2.0}
+            after = state._replace(weights=state.weights + delta, last=last)
+            return averaging.Outcome(after, {"a": state.last["a"], "b": state.last["b"]})
+
+        return averaging.build(model, local, client_update, server_update, initialize=initialize)
+
+    rounds = run(monkeypatch, tmp_path, build, runtime=runtime).rounds[1:]
+    assert rounds["train/a"].tolist() == [0, 1] and rounds["train/b"].tolist() == [0, 2]
+
+
+METRICS = {
+    "the loss": ({"loss": 7.0}, "'loss' has the name of a metric that every round has"),
+    "a count": ({"num_examples": 7.0}, "'num_examples' has the name of a metric"),
+    "the model's": ({"accuracy": 7.0}, "'accuracy' has the name of a metric"),
+    "a vector": ({"norms": tf.ones([2])}, r"'norms' is a tensor \(2,\); give one number"),
+    "text": ({"note": "a"}, r"'note' is a tensor string \(\); give one number"),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "runtime"),
+    [(what, "per_client") for what in METRICS]
+    + [("the loss", runtime) for runtime in RUNTIMES[1:]],
+)
+def test_metrics_of_a_method_that_are_not_its_own_are_refused(monkeypatch, tmp_path, what, runtime):
+    metrics, told = METRICS[what]
+    build = after(lambda state: averaging.Outcome(state, metrics))
+    with pytest.raises(purity.MethodError, match=f"^The method's metric {told}"):
+        run(monkeypatch, tmp_path, build, runtime=runtime)
+
+
+def weighing(weight):
+    """Federated averaging whose clients have the weight `weight(data)`."""
+
+    def build(model, local):
+        def client_update(broadcast, data):
+            x, rate = broadcast
+            trained = client.train(model, local.optimizer(), rate, x, data)
+            return averaging.ClientResult(trained, trained.weights - x, weight=weight(data))
+
+        return averaging.build(model, local, client_update)
+
+    return build
+
+
+def all_but_client_1(value):
+    """The numbers of examples, but another weight for the client at index 1."""
+    return weighing(lambda data: tf.where(data.index == 1, value, client.num_examples(data)))
+
+
+ALL = {"clients_per_round": 6, "total_rounds": 2}
+
+
+@pytest.mark.parametrize(
+    ("value", "runtime"),
+    [(float("nan"), runtime) for runtime in RUNTIMES]
+    + [(value, "per_client") for value in (float("inf"), -8.0)],
+)
+def test_a_client_with_an_impossible_weight_is_dropped(monkeypatch, tmp_path, value, runtime):
+    settings = {**ALL, "runtime": runtime}
+    got = run(monkeypatch, tmp_path / "got", all_but_client_1(value), **settings)
+    want = run(monkeypatch, tmp_path / "want", all_but_client_1(0.0), **settings)
+    assert got.rounds["train/clients_dropped"][1:].tolist() == [1, 1]
+    for a, b in zip(got.weights, want.weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture
+def with_an_empty_client():
+    problem = problem_lib.make_problem(0, num_examples=(3, 8, 5))
+    x, y = (np.concatenate(parts) for parts in zip(*problem.clients, strict=True))
+    rows = [*np.split(np.arange(16), [3, 11]), []]
+    return Task(
+        name="sparse",
+        train=ArrayFederatedData(x.astype(np.float32), y.astype(np.int32), rows),
+        test=None,
+        central_test=None,
+        keras_model_fn=lambda seed: toy.keras_model(problem),
+        loss=toy.cross_entropy,
+        metrics={"accuracy": tf.keras.metrics.sparse_categorical_accuracy},
+        primary_metric="accuracy",
+    )
+
+
+WEIGHTS = {
+    "one": (lambda data: 1.0, "uniform"),
+    "whole": (lambda data: data.num_examples, "examples"),
+    "one over nothing": (
+        lambda data: client.num_examples(data) ** 2 / client.num_examples(data),
+        "examples",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "runtime"),
+    [(what, "per_client") for what in WEIGHTS] + [("one", runtime) for runtime in RUNTIMES[1:]],
+)
+def test_a_client_without_examples_has_no_weight(
+    monkeypatch, tmp_path, with_an_empty_client, what, runtime
+):
+    weight, weighting = WEIGHTS[what]
+    settings = {"task": with_an_empty_client, "clients_per_round": 4, "runtime": runtime}
+    got = run(monkeypatch, tmp_path / "got", weighing(weight), **settings)
+    plain = {**settings, "algorithm": "fedavg", "client_weighting": weighting}
+    want = run(monkeypatch, tmp_path / "want", weighing(weight), **plain)
+    assert got.rounds["train/clients_dropped"][1:].tolist() == [0, 0]
+    for a, b in zip(got.weights, want.weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("weight", "told"),
+    [
+        (lambda data: tf.ones([3]), r"ClientResult.weight is a tensor \(3,\); give one number"),
+        (lambda data: "all", r"ClientResult.weight is a tensor string \(\); give one number"),
+    ],
+    ids=["three", "text"],
+)
+def test_a_weight_that_is_no_number_is_refused(monkeypatch, tmp_path, weight, told):
+    with pytest.raises(purity.MethodError, match=f"^{told}"):
+        run(monkeypatch, tmp_path, weighing(weight), runtime="per_client")
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "tff"])
+@pytest.mark.parametrize("dtype", [tf.int32, tf.float64])
+def test_a_mean_of_other_types_is_refused(monkeypatch, tmp_path, runtime, dtype):
+    def change(delta):
+        return delta, tf.cast(delta.norm(), dtype)
+
+    def server_update(state, mean):
+        return state._replace(weights=state.weights + mean[0])
+
+    told = f"^The method averages a tensor of type {dtype.name} over clients: convert it"
+    with pytest.raises(purity.MethodError, match=told):
+        run(monkeypatch, tmp_path, reporting(change, server_update), runtime=runtime)
 
 
 def of_number(update):
