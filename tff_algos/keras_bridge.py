@@ -73,7 +73,7 @@ def from_keras(
     keras_model: tf.keras.Model,
     *,
     loss: Callable | str | tf.keras.losses.Loss,
-    metrics: Mapping[str, Any] | Sequence[Any] | None = None,
+    metrics: Mapping[str, Any] | Sequence[Any] | Callable | str | None = None,
     y_spec: tf.TensorSpec | None = None,
     x_spec: tf.TensorSpec | None = None,
     loss_reduction: str | None = None,
@@ -93,7 +93,7 @@ def from_keras(
         in the shape of `y_spec`. Positions that a Keras mask excludes from the outputs (for example
         padding of an `Embedding` with `mask_zero`) have weight 0, unless the function returns
         weights.
-      metrics: Metrics by name, or a list of names and objects. Keras metrics are called as
+      metrics: Metrics by name, a list of names and objects, or one. Keras metrics are called as
         `evaluate` calls them and must be means over examples; functions are as for `loss`. They are
         reported as weighted means. `"accuracy"` and `"crossentropy"` are resolved by the shapes of
         targets and outputs, as `compile` does.
@@ -381,6 +381,8 @@ def _reduction(loss: Any, wanted: str | None) -> str:
 def _metrics(metrics: Any) -> Mapping[str, Callable]:
     """Returns elementwise metrics by name."""
     if not isinstance(metrics, Mapping):
+        # One metric instead of a list; a name would be taken letter by letter.
+        metrics = [metrics] if isinstance(metrics, str) or callable(metrics) else metrics
         named: list[tuple[Any, Any]] = [
             (m if isinstance(m, str) else getattr(m, "name", None), m) for m in metrics or ()
         ]

@@ -312,7 +312,7 @@ def test_a_client_without_examples_has_no_weight(
     ],
     ids=["three", "text"],
 )
-def test_a_weight_that_is_no_number_is_refused(monkeypatch, tmp_path, weight, told):
+def test_a_weight_must_be_one_number(monkeypatch, tmp_path, weight, told):
     with pytest.raises(purity.MethodError, match=f"^{told}"):
         run(monkeypatch, tmp_path, weighing(weight), runtime="per_client")
 

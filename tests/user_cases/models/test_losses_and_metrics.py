@@ -281,3 +281,16 @@ def test_class_numbers_with_fractions_are_refused(loss, is_refused):
         return
     with pytest.raises(ModelError, match=r"takes class numbers, but a target is 0\.5"):
         from_keras(keras_model, loss=loss, y_spec=spec, examples=(x, y))
+
+
+@pytest.mark.parametrize(
+    "metric", ["mae", tf.keras.metrics.mean_absolute_error, tf.keras.metrics.MeanAbsoluteError()]
+)
+def test_one_metric_needs_no_list(metric):
+    """A name was taken letter by letter."""
+    keras_model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(2,))])
+    one, several = (
+        from_keras(keras_model, loss="mse", metrics=given).metric_names
+        for given in (metric, [metric])
+    )
+    assert one == several
