@@ -93,15 +93,16 @@ SPEC = TaskSpec(
             "choice",
             type=str,
         ),
-        Hparam("text", None, "Column of text to use as the input.", "choice", type=str),
+        Hparam("text", None, "Optional column of text, the input.", "choice", type=str),
         Hparam(
             "image",
             None,
-            "Column of image paths, relative to the CSV file's folder, to use as the input.",
+            "Optional column of image paths, relative to the CSV file's folder; the images are the "
+            "input.",
             "choice",
             type=str,
         ),
-        Hparam("id", None, "Column of row names, which must differ.", "none", type=str),
+        Hparam("id", None, "Optional column of row names, which must differ.", "none", type=str),
         Hparam(
             "model",
             _LINEAR,
@@ -130,8 +131,8 @@ SPEC = TaskSpec(
         Hparam(
             "test_path",
             None,
-            "CSV file of test rows. If it has the user column, each user is also tested on their "
-            "own rows.",
+            "Optional CSV file of test rows. If it has the user column, each user is also tested "
+            "on their own rows.",
             "choice",
             type=str,
         ),

@@ -176,6 +176,10 @@ def _conditional(spec):
             yield setting, declared[setting.default.setting].choices or (0.0, 0.5)
 
 
+def _says_what_is_without(setting):
+    return re.search("[dD]efault|[rR]equired|[nN]eeded|[oO]ptional", setting.help)
+
+
 @_each_task
 def test_defaults_are_in_range_and_explained(name):
     spec = tasks.get(name)
@@ -186,14 +190,14 @@ def test_defaults_are_in_range_and_explained(name):
         # What depends on another setting is data, not words.
         assert not re.search("[oO]nly with |[nN]ot with |not set means", setting.help)
         if setting.default is None:
-            assert "not set" in setting.help
+            assert _says_what_is_without(setting)
     for setting, values in _conditional(spec):
         assert set(setting.default.cases) <= set(values)
         for value in values:
             resolved = spec.resolve({setting.default.setting: value})
             unset = setting.is_used(resolved) and resolved[setting.name] is None
             # What `auto` stands for only the data tell.
-            assert not unset or value == "auto" or "not set" in setting.help
+            assert not unset or value == "auto" or _says_what_is_without(setting)
 
 
 @_each_task
@@ -327,7 +331,7 @@ def test_settings_in_force_are_recorded(name, load):
         assert (
             settings[setting.name] is not None
             or not setting.is_used(settings)
-            or "not set" in setting.help
+            or _says_what_is_without(setting)
         ), setting.name
 
 
