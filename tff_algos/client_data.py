@@ -468,7 +468,9 @@ def holds(narrowed: np.ndarray, values: np.ndarray) -> bool:
     """Returns whether a narrower type holds the numbers: whole ones exactly, floats as finite."""
     if narrowed.dtype.kind in "iu":
         return np.array_equal(narrowed, values)
-    return np.array_equal(np.isinf(narrowed), np.isinf(values))
+    if narrowed.dtype.kind == "f":
+        return np.array_equal(np.isinf(narrowed), np.isinf(values))
+    return True
 
 
 def as_pair(element: Any) -> Any:
