@@ -28,7 +28,8 @@ from tests.tff_algos import cases
 from tools import diagram, formulas, site_pages
 from tools import method_and_task_pages as own
 
-pytestmark = pytest.mark.slow
+# One worker builds the site, once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("site")]
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 WIDTHS = (390, 1440)

@@ -20,7 +20,8 @@ from tests.test_run_experiment import bytes_of
 from tests.tff_algos import toy
 from tff_suite.hparams import HparamError
 
-pytestmark = pytest.mark.slow
+# One worker makes the search that several tests read, once.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tuning")]
 
 TOY = {
     "task": "toy",
@@ -169,6 +170,7 @@ def other_loss(y, outputs):
     return 2.0 * toy.cross_entropy(y, outputs)
 
 
+@pytest.mark.quick_cases("code", "same")
 @pytest.mark.parametrize("what", ["settings", "method", "data", "code", "more rounds", "same"])
 def test_a_stopped_search_of_something_else_is_kept_and_begun_anew(
     tmp_path, few, monkeypatch, what, capsys
