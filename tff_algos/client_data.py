@@ -426,7 +426,11 @@ def _of_model(data, dtypes, target, y_spec, round_num, place):
             and found != wanted
             and np.can_cast(found, wanted, "same_kind")
         ):
-            changed[name] = _narrowed(np.asarray(values), wanted, f"Client {place}: {name}")
+            changed[name] = narrowed(np.asarray(values), wanted)
+            if changed[name] is None:
+                raise ValueError(
+                    f"Client {place}: {name} holds numbers that do not fit into {wanted}."
+                )
     y = changed.get("y", data.y)
     if isinstance(getattr(y, "dtype", None), np.dtype):
         changed["y"] = _of_target(y, dtypes[1], target, y_spec, place)
@@ -456,21 +460,19 @@ def _of_target(y, dtype, target, spec, place):
     return y
 
 
-def _narrowed(values, dtype, what):
+def narrowed(values: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
+    """Returns numbers in a narrower type: whole ones exactly, floats as finite.
+
+    Returns:
+      The array; `None` if the type does not hold the numbers.
+    """
     with np.errstate(over="ignore"):
-        narrowed = values.astype(dtype)
-    if not holds(narrowed, values):
-        raise ValueError(f"{what} holds numbers that do not fit into {dtype}.")
-    return narrowed
-
-
-def holds(narrowed: np.ndarray, values: np.ndarray) -> bool:
-    """Returns whether a narrower type holds the numbers: whole ones exactly, floats as finite."""
-    if narrowed.dtype.kind in "iu":
-        return np.array_equal(narrowed, values)
-    if narrowed.dtype.kind == "f":
-        return np.array_equal(np.isinf(narrowed), np.isinf(values))
-    return True
+        found = values.astype(dtype)
+    if dtype.kind in "iu":
+        holds = np.array_equal(found, values)
+    else:
+        holds = dtype.kind != "f" or np.array_equal(np.isinf(found), np.isinf(values))
+    return found if holds else None
 
 
 def as_pair(element: Any) -> Any:

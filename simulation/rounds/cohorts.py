@@ -12,7 +12,7 @@ from simulation.protocol import Chunk
 from simulation.rounds import randomness
 from tasks import task as task_lib
 from tasks.task import DataError, Examples, FederatedData, Task
-from tff_algos.client_data import holds
+from tff_algos.client_data import narrowed
 from tff_algos.registry import RoundPlan
 
 
@@ -70,9 +70,8 @@ class _AsModelTakes:
             return values
         if not np.can_cast(values.dtype, wanted, "same_kind"):
             raise DataError(f"client {client} has {what} of {values.dtype}, not of {wanted}.")
-        with np.errstate(over="ignore"):
-            cast = values.astype(wanted)
-        if not holds(cast, values):
+        cast = narrowed(values, wanted)
+        if cast is None:
             raise DataError(f"client {client} has {what} that do not fit into {wanted}.")
         return cast
 

@@ -27,15 +27,14 @@ SETTINGS = {
 }
 
 
-def reporting(change, server_update=None):
-    """Federated averaging whose clients report a change of their update."""
+def reporting(change, server_update=None, of=lambda data: {"finite": tf.constant(True)}):
+    """Federated averaging whose clients report a change of their update, and `of(data)` beside."""
 
     def build(model, local):
         def client_update(broadcast, data):
             x, rate = broadcast
             trained = client.train(model, local.optimizer(), rate, x, data)
-            report = change(trained.weights - x)
-            return averaging.ClientResult(trained, report, finite=tf.constant(True))
+            return averaging.ClientResult(trained, change(trained.weights - x), **of(data))
 
         return averaging.build(model, local, client_update, server_update)
 
@@ -48,6 +47,12 @@ def run(monkeypatch, root, build, **settings):
     )
     monkeypatch.setitem(tff_algos.registry._SPECS, spec.name, spec)
     return simulation.run(**{"algorithm": "mine", **SETTINGS, "root_output_dir": root, **settings})
+
+
+def per_client(table, everywhere):
+    """Every case of a table in `per_client`, and one of them in the other runtimes, too."""
+    cases = [(what, "per_client") for what in table]
+    return cases + [(everywhere, runtime) for runtime in RUNTIMES[1:]]
 
 
 OTHERS = {
@@ -86,8 +91,7 @@ OTHERS = {
 
 @pytest.mark.parametrize(
     ("what", "runtime"),
-    [(what, "per_client") for what in OTHERS]
-    + [("one number per weight", runtime) for runtime in RUNTIMES[1:]],
+    per_client(OTHERS, everywhere="one number per weight"),
 )
 def test_reports_unlike_the_model_are_refused(monkeypatch, tmp_path, what, runtime):
     change, told = OTHERS[what]
@@ -161,8 +165,7 @@ STATES = {
 
 @pytest.mark.parametrize(
     ("what", "runtime"),
-    [(what, "per_client") for what in STATES]
-    + [("one number per weight", runtime) for runtime in RUNTIMES[1:]],
+    per_client(STATES, everywhere="one number per weight"),
 )
 def test_a_state_of_another_form_is_refused(monkeypatch, tmp_path, what, runtime):
     change, told = STATES[what]
@@ -186,18 +189,13 @@ def test_a_dictionary_in_the_state_keeps_its_order(monkeypatch, tmp_path, runtim
             x = tff_algos.Vector(map(tf.constant, model.initial_weights))
             return WithLast(x, {"b": tf.constant(0.0), "a": tf.constant(0)}, tf.constant(0))
 
-        def client_update(broadcast, data):
-            trained = client.train(
-                model, local.optimizer(), broadcast.learning_rate, broadcast.weights, data
-            )
-            return averaging.ClientResult(trained, trained.weights - broadcast.weights)
-
         def server_update(state, delta):
             last = {"a": state.last["a"] + 1, "b": 2.0}
             after = state._replace(weights=state.weights + delta, last=last)
             return averaging.Outcome(after, {"a": state.last["a"], "b": state.last["b"]})
 
-        return averaging.build(model, local, client_update, server_update, initialize=initialize)
+        plain = averaging.plain_client(model, local)
+        return averaging.build(model, local, plain, server_update, initialize=initialize)
 
     rounds = run(monkeypatch, tmp_path, build, runtime=runtime).rounds[1:]
     assert rounds["train/a"].tolist() == [0, 1] and rounds["train/b"].tolist() == [0, 2]
@@ -214,8 +212,7 @@ METRICS = {
 
 @pytest.mark.parametrize(
     ("what", "runtime"),
-    [(what, "per_client") for what in METRICS]
-    + [("the loss", runtime) for runtime in RUNTIMES[1:]],
+    per_client(METRICS, everywhere="the loss"),
 )
 def test_metrics_of_a_method_that_are_not_its_own_are_refused(monkeypatch, tmp_path, what, runtime):
     metrics, told = METRICS[what]
@@ -226,16 +223,7 @@ def test_metrics_of_a_method_that_are_not_its_own_are_refused(monkeypatch, tmp_p
 
 def weighing(weight):
     """Federated averaging whose clients have the weight `weight(data)`."""
-
-    def build(model, local):
-        def client_update(broadcast, data):
-            x, rate = broadcast
-            trained = client.train(model, local.optimizer(), rate, x, data)
-            return averaging.ClientResult(trained, trained.weights - x, weight=weight(data))
-
-        return averaging.build(model, local, client_update)
-
-    return build
+    return reporting(lambda d: d, of=lambda data: {"weight": weight(data)})
 
 
 def all_but_client_1(value):
@@ -289,7 +277,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize(
     ("what", "runtime"),
-    [(what, "per_client") for what in WEIGHTS] + [("one", runtime) for runtime in RUNTIMES[1:]],
+    per_client(WEIGHTS, everywhere="one"),
 )
 def test_a_client_without_examples_has_no_weight(
     monkeypatch, tmp_path, with_an_empty_client, what, runtime
