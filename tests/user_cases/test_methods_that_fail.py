@@ -351,3 +351,16 @@ def test_exceptions_of_a_server_function_become_one_line(monkeypatch, tmp_path, 
 
     with pytest.raises(purity.MethodError, match=r"^server_update of the method fails"):
         run(monkeypatch, tmp_path, reporting(lambda d: d, server_update), runtime=runtime)
+
+
+def test_none_in_the_state_is_refused(monkeypatch, tmp_path):
+    def build(model, local):
+        def initialize():
+            x = tff_algos.Vector(map(tf.constant, model.initial_weights))
+            return WithLast(x, {"a": None}, tf.constant(0))
+
+        plain = averaging.plain_client(model, local)
+        return averaging.build(model, local, plain, initialize=initialize)
+
+    with pytest.raises(purity.MethodError, match="returned None in place of a tensor"):
+        run(monkeypatch, tmp_path, build, runtime="per_client")
