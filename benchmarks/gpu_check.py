@@ -38,7 +38,7 @@ from tff_suite import command_line, compat, parser
 
 PARSER = parser.Parser(__doc__)
 PARSER.flag("rounds", 20, "Rounds measured of each task.", minimum=1)
-PARSER.flag("data_dir", help="Folder of real data. Unset: made up.", path=True)
+PARSER.flag("data_dir", help="Folder of real data. Default: made up.", path=True)
 PARSER.flag("report", "gpu_report.md", "File to write the report to.", path=True)
 PARSER.flag("reference")
 

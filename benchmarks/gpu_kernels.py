@@ -28,8 +28,8 @@ from unittest import mock
 from tff_suite import command_line, compat, parser, tables
 
 PARSER = parser.Parser(__doc__)
-PARSER.flag("methods", help="Methods, separated by commas; blank for none. Unset: all.")
-PARSER.flag("tasks", help="Tasks, separated by commas; blank for none. Unset: all.")
+PARSER.flag("methods", help="Methods, separated by commas; blank for none. Default: all.")
+PARSER.flag("tasks", help="Tasks, separated by commas; blank for none. Default: all.")
 PARSER.flag(
     "precision",
     "float32",

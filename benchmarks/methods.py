@@ -36,7 +36,7 @@ BENCHMARK = harness.Benchmark(
     },
 )
 BENCHMARK.flag("workloads", "w4,w6", "Workloads, separated by commas.")
-BENCHMARK.flag("methods", help="Methods, separated by commas. Unset: all but staged ones.")
+BENCHMARK.flag("methods", help="Methods, separated by commas. Default: all but staged ones.")
 BENCHMARK.flag("turns", 5, "Turns of each side.", minimum=1)
 BENCHMARK.flag("data_dir", help="Folder of real data.", path=True)
 

@@ -42,7 +42,7 @@ BENCHMARK = harness.Benchmark(
         "of_least": "of the least",
     },
 )
-BENCHMARK.flag("cases", help="Cases, separated by commas. Unset: all.")
+BENCHMARK.flag("cases", help="Cases, separated by commas. Default: all.")
 
 _ROUNDS, _EXAMPLES, _BATCH = 3, 40, 20
 

@@ -13,8 +13,8 @@ import os
 from tff_suite import command_line, parser
 
 PARSER = parser.Parser(__doc__)
-PARSER.flag("results", help="Folder of the CSV files. Unset: benchmarks/results.", path=True)
-PARSER.flag("output", help="Page to write. Unset: docs/performance.md.", path=True)
+PARSER.flag("results", help="Folder of the CSV files. Default: benchmarks/results.", path=True)
+PARSER.flag("output", help="Page to write. Default: docs/performance.md.", path=True)
 
 if __name__ == "__main__":
     command_line.begin(PARSER)

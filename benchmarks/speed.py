@@ -57,8 +57,8 @@ BENCHMARK = harness.Benchmark(
         "note": "note",
     },
 )
-BENCHMARK.flag("workloads", help="Workloads, separated by commas. Unset: all.")
-BENCHMARK.flag("sides", help="Sides, separated by commas. Unset: all.")
+BENCHMARK.flag("workloads", help="Workloads, separated by commas. Default: all.")
+BENCHMARK.flag("sides", help="Sides, separated by commas. Default: all.")
 BENCHMARK.flag("turns", 5, "Turns after each start.", minimum=1)
 BENCHMARK.flag("starts", 3, "Times that each side is started.", minimum=1)
 BENCHMARK.flag("base", "tff_worker", "The side that ratios are to.")
