@@ -154,9 +154,12 @@ def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
     """
     labels = run_folders.labels(runs)
     lines, seeds = [], {}
-    runs_by_name = run_folders.by_name(runs)
     diverged = run_folders.where_ended(
-        {name: run for name, run in runs_by_name.items() if run.diverged}
+        {
+            (label, run.flags["seed"]): run
+            for run, label in zip(runs, labels, strict=True)
+            if run.diverged
+        }
     )
     if diverged:
         lines.append(f"Diverged, so not in means and differences: {'; '.join(diverged)}.")

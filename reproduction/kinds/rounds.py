@@ -329,7 +329,8 @@ def client_losses(
       title: Title of the figure.
       protocol: See `curves`.
     """
-    points = _of_all_seeds(points.dropna(subset="value"), ["method", "client"])
+    points, notes = _drawable(points, "the clients' training loss", log=False)
+    points = _of_all_seeds(points, ["method", "client"])
     # Matplotlib typesets text between dollar signs as mathematics.
     ids = points.client.astype(str).str.replace("$", r"\$", regex=False)
     points = points.assign(client="client " + ids)
@@ -345,7 +346,7 @@ def client_losses(
         panel.set_ylabel("training loss")
     if title:
         figure.suptitle(title, x=0.01, ha="left")
-    figures.legend(figure, _bands(points))
+    figures.legend(figure, [*_bands(points), *notes])
     return figures.fit(figure)
 
 
@@ -359,6 +360,7 @@ def direction_norms(
       title: Title of the figure.
       protocol: See `curves`.
     """
-    largest = points.groupby(["method", "seed"]).value.transform("max")
+    finite = points.value.where(np.isfinite(points.value))
+    largest = finite.groupby([points.method, points.seed]).transform("max")
     relative = points.assign(value=points.value / largest)
     return curves(relative, quantity=Quantity("‖d‖ / max ‖d‖"), title=title, protocol=protocol)

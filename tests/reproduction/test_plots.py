@@ -306,7 +306,7 @@ def test_improved_clients_are_percent():
 
 
 def test_directions_are_relative_to_each_runs_largest():
-    points = pd.concat([points_of([4.0, 1.0]), points_of([1.0, 10.0], "fedadam")])
+    points = pd.concat([points_of([4.0, 1.0, np.inf]), points_of([1.0, 10.0], "fedadam")])
     drawn = lines(plots.direction_norms(points).axes[0])
     np.testing.assert_allclose(drawn["FedAvg"][:, 1], [1, 0.25])
     np.testing.assert_allclose(drawn["FedAdam"][:, 1], [0.1, 1])
@@ -323,6 +323,13 @@ def test_clients_losses_have_a_panel_for_each_method():
     figure = plots.client_losses(points)
     assert [a.get_title("left") for a in figure.axes] == ["FedAvg", "AdaFed"]
     np.testing.assert_allclose(lines(figure.axes[0])["client x"][:, 1], [2, 1])
+
+
+def test_infinite_losses_of_clients_are_left_out_and_said():
+    points = points_of([3.0, np.inf, 2.0]).assign(client="7")
+    figure = plots.client_losses(points)
+    np.testing.assert_allclose(lines(figure.axes[0])["client 7"][:, 1], [3, 2])
+    assert "infinite values are not shown" in legend_texts(figure)
 
 
 def rates(**values):
