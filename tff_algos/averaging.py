@@ -142,7 +142,20 @@ def _finished(local: client.LocalTraining, result: ClientResult, values: tuple) 
     """Returns the `ClientUpdate` of a result; `values` are the client function's arguments."""
     (data,) = (v for v in values if isinstance(v, ClientData))
     client_state = next((v for v in values if isinstance(v, ClientState)), None)
-    finite = client.is_finite(result.report) if result.finite is None else result.finite
+    if not isinstance(result.trained, client.LocalResult):
+        raise MethodError(
+            f"ClientResult.trained is {_kind(result.trained)}; give what `client.train` returned."
+        )
+    finite, counts, keeps = (
+        None if value is None else _truth(f"ClientResult.{name}", value)
+        for name, value in (
+            ("finite", result.finite),
+            ("counts", result.counts),
+            ("keeps", result.keeps),
+        )
+    )
+    if finite is None:
+        finite = client.is_finite(result.report)
     if result.weight is None:
         weight = local.client_weight(data)
     else:
@@ -150,10 +163,10 @@ def _finished(local: client.LocalTraining, result: ClientResult, values: tuple) 
             client.has_examples(data), _number("ClientResult.weight", result.weight)
         )
         finite &= tf.math.is_finite(weight) & (weight >= 0)
-    counts = finite if result.counts is None else finite & result.counts
+    counts = finite if counts is None else finite & counts
     kept = () if result.kept is None else result.kept
     if client_state is not None:
-        keeps = counts if result.keeps is None else finite & result.keeps
+        keeps = counts if keeps is None else finite & keeps
         kept = client.keep(client_state, data, keeps, kept)
     return ClientUpdate(
         report=client.zero_unless(counts, result.report),
@@ -165,14 +178,26 @@ def _finished(local: client.LocalTraining, result: ClientResult, values: tuple) 
 
 def _number(name: str, value: Any) -> tf.Tensor:
     """Returns one number that a method's function gave as a float32 scalar."""
-    try:
-        tensor = tf.convert_to_tensor(value)
-    except (TypeError, ValueError):
-        raise MethodError(f"{name} is {_kind(value)}; give one number.") from None
+    tensor = _converted(name, value, "number")
     dtype = tensor.dtype
     if tensor.shape.rank != 0 or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
         raise MethodError(f"{name} is a tensor {_shown([tensor])}; give one number.")
     return tf.cast(tensor, tf.float32)
+
+
+def _truth(name: str, value: Any) -> tf.Tensor:
+    """Returns what a method's function gave as a bool scalar; other numbers are refused."""
+    tensor = _converted(name, value, "bool")
+    if tensor.shape.rank != 0 or not tensor.dtype.is_bool:
+        raise MethodError(f"{name} is a tensor {tensor.dtype.name} {tensor.shape}; give one bool.")
+    return tensor
+
+
+def _converted(name: str, value: Any, wanted: str) -> tf.Tensor:
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError):
+        raise MethodError(f"{name} is {_kind(value)}; give one {wanted}.") from None
 
 
 class _Skeleton:

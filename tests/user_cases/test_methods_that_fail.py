@@ -34,7 +34,8 @@ def reporting(change, server_update=None, of=lambda data: {"finite": tf.constant
         def client_update(broadcast, data):
             x, rate = broadcast
             trained = client.train(model, local.optimizer(), rate, x, data)
-            return averaging.ClientResult(trained, change(trained.weights - x), **of(data))
+            result = averaging.ClientResult(trained, change(trained.weights - x))
+            return result._replace(**of(data))
 
         return averaging.build(model, local, client_update, server_update)
 
@@ -303,6 +304,21 @@ def test_a_client_without_examples_has_no_weight(
 def test_a_weight_must_be_one_number(monkeypatch, tmp_path, weight, told):
     with pytest.raises(purity.MethodError, match=f"^{told}"):
         run(monkeypatch, tmp_path, weighing(weight), runtime="per_client")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"trained": None}, "ClientResult.trained is a NoneType; give what `client.train`"),
+        ({"finite": 1.0}, r"ClientResult.finite is a tensor float32 \(\); give one bool"),
+        ({"counts": tf.constant([True, False])}, r"ClientResult.counts is a tensor bool \(2,\); g"),
+        ({"keeps": {"all": True}}, "ClientResult.keeps is a dict; give one bool"),
+    ],
+    ids=["trained", "finite", "counts", "keeps"],
+)
+def test_other_fields_of_a_result_are_checked(monkeypatch, tmp_path, fields, told):
+    with pytest.raises(purity.MethodError, match=f"^{told}"):
+        run(monkeypatch, tmp_path, reporting(lambda d: d, of=lambda data: fields), runtime="tff")
 
 
 @pytest.mark.parametrize("runtime", ["per_client", "tff"])
