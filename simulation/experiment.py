@@ -625,7 +625,7 @@ class Experiment:
                 if round_num == settings["total_rounds"]:
                     rows = metrics_csv.read_csv(folder.file("metrics.csv"))[1]
                     loop.check_last(final.columns, loop.loss_bounds(rows), cure)
-                self._write_results(final, round_num, weights, caller.say, told.reason)
+                self._write_results(final, round_num, weights, caller, told.reason)
                 told.at("end", round_num, final.columns, weights)
                 if told.failure is not None:
                     raise told.failure
@@ -859,7 +859,7 @@ class Experiment:
         folder.remove("summary.json", "client_metrics.csv", outputs.DIVERGED)
         models.remove(folder.path)
 
-    def _write_results(self, final, round_num, weights, say, stopped):
+    def _write_results(self, final, round_num, weights, caller, stopped):
         from simulation.records import recorder
 
         settings, folder = self.request.run, self._folder
@@ -867,8 +867,11 @@ class Experiment:
         if settings["precision"] != "float32":
             # The saved model computes in float32.
             keras_model = self._task.keras_model(settings["seed"])
-        with files.explained(folder.path):
-            models.write(folder.path, keras_model, weights)
+        try:
+            with files.explained(folder.path):
+                models.write(folder.path, keras_model, weights)
+        except models.IncompleteError as e:
+            caller.warn(str(e))
         by_client = final.clients and final.clients.by_client()
         recorder.write_results(
             folder,
@@ -883,7 +886,7 @@ class Experiment:
         kind = self._shown_kind()
         numbers = (f"{k} {v:.4g}" for k, v in final.columns.items() if k.startswith(f"{kind}/"))
         path = os.path.join(folder.path, "summary.json")
-        say(f"After {round_num} rounds: {'  '.join(numbers)}  ({path})")
+        caller.say(f"After {round_num} rounds: {'  '.join(numbers)}  ({path})")
 
     def _shown_kind(self):
         """Returns the beginning of the columns that stand for the model in progress and report."""

@@ -5,6 +5,9 @@ It needs only Keras if every layer is a Keras layer or one of the suite's faster
 which are saved under the names of Keras's own. For any other layer of the suite, run
 `import tasks.layers.registered` first. If Keras cannot serialise a model, e.g. because a layer
 lacks `get_config`, only the weights are saved, as `model/final.weights.h5`.
+
+Both formats silently leave out weights of layers in nested containers, such as a list of lists. So
+a file is read again before it is kept, and a file that lacks weights is refused.
 """
 
 import contextlib
@@ -23,7 +26,14 @@ from tasks.task import Task
 from tff_suite import compat
 
 FOLDER = "model"
+_HELD = (
+    "Keras's format has only layers that are attributes or in flat lists of layers; hold them so"
+)
 _WHOLE, _WEIGHTS = "final.keras", "final.weights.h5"
+
+
+class IncompleteError(RunError):
+    """Keras's formats leave out some of a model's weights."""
 
 
 def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
@@ -38,9 +48,10 @@ def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
       Path of the file.
 
     Raises:
+      IncompleteError: If the file would lack weights; none is written.
       OSError: If it cannot be written.
     """
-    before = [v.numpy() for v in keras_model.trainable_variables]
+    before = [v.numpy() for v in keras_model.weights]
     os.makedirs(os.path.join(folder, FOLDER), exist_ok=True)
     remove(folder)
     with tempfile.TemporaryDirectory() as temporary:
@@ -48,11 +59,22 @@ def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
         try:
             name = _WHOLE
             keras_model.save(os.path.join(temporary, name))
-        except (NotImplementedError, TypeError, ValueError):
+        except OSError:
+            raise
+        except Exception:  # Users write `get_config`, which may raise anything.
             name = _WEIGHTS
             keras_model.save_weights(os.path.join(temporary, name))
+        try:
+            lacking = _load(keras_model, os.path.join(temporary, name))
         finally:
-            _assign(keras_model, before)
+            # A file that lacks weights has left marks in their place.
+            for variable, value in zip(keras_model.weights, before, strict=True):
+                variable.assign(value)
+        if lacking:
+            raise IncompleteError(
+                f"{FOLDER}/{name} is not written, since it would lack {lacking}. {_HELD}, or take "
+                "the weights from the result of simulation.run."
+            )
         with open(os.path.join(temporary, name), "rb") as file:
             content = compat.for_both_stacks(file.read())
     path = os.path.join(folder, FOLDER, name)
@@ -157,11 +179,27 @@ def _read(keras_model, path):
 
     if not os.path.isdir(path):
         with _for_this_stack(path) as readable:
-            keras_model.load_weights(readable)
+            lacking = _load(keras_model, readable)
+        if lacking:
+            raise ValueError(f"it lacks {lacking}. {_HELD}, and save it again.")
         return
     loaded = tf.saved_model.load(path)
     found: Any = getattr(loaded, "trainable_variables", None) or getattr(loaded, "variables", ())
     _assign(keras_model, [v.numpy() for v in found])
+
+
+def _load(keras_model, path):
+    """Loads weights from a file; returns which of the model's it lacks, as text, or blank."""
+    # Keras says nothing of weights that a file lacks, so they are marked by a number.
+    marked = [v for v in keras_model.weights if v.dtype.is_floating and v.shape.num_elements()]
+    for variable in marked:
+        variable.assign(np.full(variable.shape.as_list(), variable.dtype.min))
+    keras_model.load_weights(path)
+    lacking = [v.name for v in marked if np.all(v.numpy() == v.dtype.min)]
+    if not lacking:
+        return ""
+    more = f" and {len(lacking) - 1} more weights" if len(lacking) > 1 else ""
+    return f"{lacking[0]!r}{more}"
 
 
 def _assign(keras_model, weights):

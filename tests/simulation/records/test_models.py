@@ -1,5 +1,6 @@
 """The model that a run leaves, and runs that begin with the weights of a file."""
 
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import simulation
+import tasks
 from simulation.errors import RunError
 from simulation.records import models
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
@@ -107,9 +109,17 @@ class _Unspoken(tf.keras.layers.Layer):
         return self.dense(inputs)
 
 
-def test_of_a_model_that_keras_cannot_describe_the_weights_are_left(tmp_path):
+class _Misspoken(_Unspoken):
+    """Tells a setting that it does not keep, as users' layers do."""
+
+    def get_config(self):
+        return {**super(_Unspoken, self).get_config(), "units": self.units}
+
+
+@pytest.mark.parametrize("layer", [_Unspoken, _Misspoken])
+def test_of_a_model_that_keras_cannot_describe_the_weights_are_left(layer, tmp_path):
     def keras_model():
-        return tf.keras.Sequential([tf.keras.Input((3,)), _Unspoken(2, object())])
+        return tf.keras.Sequential([tf.keras.Input((3,)), layer(2, object())])
 
     weights = [np.full((3, 2), 2.0, np.float32), np.ones(2, np.float32)]
     path = models.write(str(tmp_path), keras_model(), weights)
@@ -118,3 +128,51 @@ def test_of_a_model_that_keras_cannot_describe_the_weights_are_left(tmp_path):
     other.load_weights(path)
     for a, b in zip(other.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@tf.keras.utils.register_keras_serializable("test_models")
+class _Nested(tf.keras.layers.Layer):
+    """Holds a layer where neither of Keras's formats looks."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.first = tf.keras.layers.Dense(2)
+        self.blocks = [[tf.keras.layers.Dense(2), tf.keras.layers.LayerNormalization()]]
+
+    def call(self, inputs):
+        x = self.first(inputs)
+        for layer in self.blocks[0]:
+            x = layer(x)
+        return x
+
+
+def _nested(seed):
+    tf.keras.utils.set_random_seed(seed)
+    return tf.keras.Sequential([tf.keras.Input((3,)), _Nested(), tf.keras.layers.Dense(3)])
+
+
+@pytest.mark.parametrize("ending", ["keras", "weights.h5"])
+def test_a_file_that_lacks_weights_begins_no_run(tmp_path, ending):
+    path = tmp_path / f"saved.{ending}"
+    made = _nested(1)
+    (made.save if ending == "keras" else made.save_weights)(path)
+    task = dataclasses.replace(tasks.load("toy"), keras_model_fn=_nested)
+    lacking = r"lacks '[^']*dense\w*/kernel:0' and 3 more weights\. Keras's format"
+    with pytest.raises(RunError, match=lacking) as e:
+        models.beginning_with(task, 0, str(path))
+    assert "\n" not in str(e.value)
+
+
+def test_a_file_that_would_lack_weights_is_not_written(tmp_path):
+    """The loaded model had drawn these weights anew, and nothing said so."""
+    made = _nested(0)
+    with pytest.warns(RuntimeWarning, match=r"model/final\.keras is not written.*'.*' and 3 more"):
+        result = run(tmp_path, model=made)
+    assert not list(pathlib.Path(result.folder, "model").iterdir())
+    for before, after in zip(_nested(0).get_weights(), made.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+    made.set_weights(result.weights)
+    clients = [tasks.load("toy").test.examples(k) for k in range(6)]
+    x, y = map(np.concatenate, zip(*clients, strict=True))
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, made(x))
+    assert result.summary["final"]["eval/loss"] == pytest.approx(float(loss), rel=1e-5)
