@@ -10,7 +10,7 @@ from simulation import run_checks, runtimes, task_models
 from simulation.errors import RunError
 from simulation.experiment_flags import Request
 from simulation.rounds import cohorts, validation
-from tasks.task import Examples, FederatedData, Task
+from tasks.task import FederatedData, Task
 from tff_suite.hparams import HparamError, Settings
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def assemble(request: Request, look_at: Callable[[Task, Any], None] | None = Non
         if data is not None and len(data.client_ids):
             taken[part] = cohorts.as_model_takes(data, model.model)
     if task.central_test is not None:
-        x, y = task.central_test
-        taken["central_test"] = Examples(x, cohorts.targets_as_model_takes(y, model.model))
+        taken["central_test"] = cohorts.central_as_model_takes(task.central_test, model.model)
     task = dataclasses.replace(task, **taken)
     built = _build_process(request, model.model, train)
     drawn = cohorts.Cohorts(train, settings, request.plan)

@@ -96,6 +96,8 @@ def require_plain(what: str, arrays: Mapping[str, Any]) -> None:
             raise TaskError(f"{what}: {name} has masked values; drop or fill them.")
         if hasattr(values, "toarray"):
             raise TaskError(f"{what}: {name} is sparse; give {name}.toarray().")
+        if hasattr(values, "dense_shape"):  # Of TensorFlow.
+            raise TaskError(f"{what}: {name} is sparse; give tf.sparse.to_dense({name}).")
 
 
 def indexes_differ(*arrays: Any) -> bool:

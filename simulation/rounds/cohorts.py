@@ -60,20 +60,27 @@ class _AsModelTakes:
                 )
         of, first = f"client {self.client_ids[index]}", f"client {self.client_ids[self._first]}"
         _refuse_bytes_beside_floats(of, examples.x, first, self._like.x)
-        x = self._cast(index, "inputs", examples.x, self._model.x_spec)
-        y = self._cast(index, "targets", examples.y, self._model.y_spec)
+        x = _cast(of, "inputs", examples.x, self._model.x_spec)
+        y = _cast(of, "targets", examples.y, self._model.y_spec)
         return Examples(x, targets_as_model_takes(y, self._model))
 
-    def _cast(self, index, what, values, spec):
-        wanted, client = np.dtype(spec.dtype.as_numpy_dtype), self.client_ids[index]
-        if values.dtype == wanted:
-            return values
-        if not np.can_cast(values.dtype, wanted, "same_kind"):
-            raise DataError(f"client {client} has {what} of {values.dtype}, not of {wanted}.")
-        cast = narrowed(values, wanted)
-        if cast is None:
-            raise DataError(f"client {client} has {what} that do not fit into {wanted}.")
-        return cast
+
+def _cast(of, what, values, spec):
+    wanted = np.dtype(spec.dtype.as_numpy_dtype)
+    if values.dtype == wanted:
+        return values
+    whole = values.dtype.kind in "iu" and wanted.kind in "iu"
+    if not whole and not np.can_cast(values.dtype, wanted, "same_kind"):
+        raise DataError(
+            f"{of} has {what} of {values.dtype}, not of {wanted}; convert them with astype."
+        )
+    cast = narrowed(values, wanted)
+    if cast is None:
+        raise DataError(
+            f"{of} has {what} that do not fit into {wanted}, the type of the model's {what}; "
+            "correct them, or give all examples a wider type."
+        )
+    return cast
 
 
 def check_bytes(task: Task) -> None:
@@ -111,13 +118,32 @@ def as_model_takes(data: FederatedData, model: "tff_algos.Model") -> FederatedDa
     Numbers are converted to the model's width, e.g. from float64 to float32; for the shape of
     targets see `targets_as_model_takes`. Reading a client raises a `DataError` if their number is
     not its size, or if their shape differs from that of the first client with examples. So it does
-    for another kind of numbers than the model's, and for numbers beyond the range of its integers.
+    for another kind of numbers than the model's, and for numbers beyond the range of its type.
 
     Args:
       data: The data of at least one client.
       model: The model.
     """
     return _AsModelTakes(data, model)
+
+
+def central_as_model_takes(examples: Examples, model: "tff_algos.Model") -> Examples:
+    """Returns central test examples in the form that the model takes, as `as_model_takes`.
+
+    Numbers of a type that fits into the model's stay as they are, since evaluation converts them
+    chunk by chunk.
+
+    Args:
+      examples: The examples.
+      model: The model.
+    """
+
+    def taken(what, values, spec):
+        fits = np.can_cast(np.dtype(values.dtype), spec.dtype.as_numpy_dtype)
+        return values if fits else _cast("central_test", what, np.asarray(values), spec)
+
+    y = taken("targets", examples.y, model.y_spec)
+    return Examples(taken("inputs", examples.x, model.x_spec), targets_as_model_takes(y, model))
 
 
 def targets_as_model_takes(y: np.ndarray, model: "tff_algos.Model") -> np.ndarray:

@@ -75,6 +75,8 @@ def test_arrays_that_are_not_what_they_hold_are_refused(make):
         make(x, np.ma.masked_equal(y, 2))
     with pytest.raises(ValueError, match=r"Examples: x is sparse; give x.toarray\(\)"):
         make(scipy.sparse.csr_matrix(x), y)
+    with pytest.raises(ValueError, match=r"Examples: x is sparse; give tf.sparse.to_dense\(x\)"):
+        make(tf.sparse.from_dense(x), y)
     make(np.ma.masked_less(x, 0), y)  # Nothing is masked.
 
 

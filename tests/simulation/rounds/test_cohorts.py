@@ -249,6 +249,20 @@ def test_a_number_beyond_the_models_type_is_told():
     assert np.isinf(taken.examples(2).x)
 
 
+def test_a_number_of_the_central_test_beyond_the_models_type_is_told():
+    """Class 256 would be class 0 as uint8, and count as a hit."""
+    model = types.SimpleNamespace(
+        x_spec=tf.TensorSpec([None, 1]), y_spec=tf.TensorSpec([None], np.uint8)
+    )
+    x, y = np.zeros((2, 1), np.uint8), np.array([[0], [1]])
+    taken = cohorts.central_as_model_takes(Examples(x, y), model)
+    assert taken.x is x and taken.y.dtype == np.uint8 and taken.y.shape == (2,)
+    beyond = "central_test has (inputs|targets) that do not fit into (uint8|float32), the type"
+    for wrong in (Examples(x, y + 255), Examples(x, y - 1), Examples(x + 1e300, y)):
+        with pytest.raises(DataError, match=beyond):
+            cohorts.central_as_model_takes(wrong, model)
+
+
 def test_another_kind_of_numbers_is_told_by_client():
     class Mixed:
         client_ids, sizes = ["a", "b"], [1, 1]
