@@ -298,7 +298,9 @@ def _unpacked(found: str, data_dir: str) -> tuple[str, bool]:
 
 
 def word_measures(vocab_size: int) -> dict[str, Any]:
-    """Returns loss and metrics of next-word prediction, as fields of `Task`; all ignore padding.
+    """Returns loss and metrics of next-word prediction, as fields of `Task`.
+
+    Metrics ignore padding. The loss counts the first of it, see `losses.sequence_cross_entropy`.
 
     Args:
       vocab_size: Number of words, without special tokens.
