@@ -138,8 +138,17 @@ def plain_client(model: Model, local: client.LocalTraining) -> Callable:
     return client_update
 
 
-def _finished(local: client.LocalTraining, result: ClientResult, values: tuple) -> ClientUpdate:
-    """Returns the `ClientUpdate` of a result; `values` are the client function's arguments."""
+def _finished(
+    local: client.LocalTraining, name: str, result: ClientResult, values: tuple
+) -> ClientUpdate:
+    """Returns the `ClientUpdate` of a result.
+
+    Args:
+      local: How clients train.
+      name: Name of the client function.
+      result: What it returned.
+      values: Its arguments.
+    """
     (data,) = (v for v in values if isinstance(v, ClientData))
     client_state = next((v for v in values if isinstance(v, ClientState)), None)
     if not isinstance(result.trained, client.LocalResult):
@@ -147,8 +156,8 @@ def _finished(local: client.LocalTraining, result: ClientResult, values: tuple) 
             f"ClientResult.trained is {_kind(result.trained)}; give what `client.train` returned."
         )
     finite, counts, keeps = (
-        None if value is None else _truth(f"ClientResult.{name}", value)
-        for name, value in (
+        None if value is None else _truth(f"ClientResult.{field}", value)
+        for field, value in (
             ("finite", result.finite),
             ("counts", result.counts),
             ("keeps", result.keeps),
@@ -167,6 +176,10 @@ def _finished(local: client.LocalTraining, result: ClientResult, values: tuple) 
     kept = () if result.kept is None else result.kept
     if client_state is not None:
         keeps = counts if keeps is None else finite & keeps
+        # Shapes that differ would be broadcast, silently.
+        kept = _of_form(
+            name, "ClientResult.kept", "`client_state` declares", client_state.kept, result.kept
+        )
         kept = client.keep(client_state, data, keeps, kept)
     return ClientUpdate(
         report=client.zero_unless(counts, result.report),
@@ -218,7 +231,7 @@ class _Skeleton:
         def finished(*values):
             result = fn(*values)
             if isinstance(result, ClientResult):
-                return _finished(self._local, result, values)
+                return _finished(self._local, name_of(fn), result, values)
             return result
 
         return self._federation.map_clients(finished, *values)
@@ -399,28 +412,48 @@ def _like(before: Any, after: Any) -> Any:
             f"The server's function returned {_kind(after)}; return the {type(before).__name__} "
             "that it got, changed by `_replace`."
         )
-    fields = []
-    for name, wanted, found in zip(before._fields, before, after, strict=True):
-        try:
-            tf.nest.assert_same_structure(wanted, found, check_types=False)
-        except (TypeError, ValueError):
+    return type(before)(
+        *(
+            _of_form(
+                "The server's function", f"{name} of the state", "`initialize` made", wanted, found
+            )
+            for name, wanted, found in zip(before._fields, before, after, strict=True)
+        )
+    )
+
+
+def _of_form(by: str, what: str, source: str, wanted: Any, found: Any) -> Any:
+    """Returns a value in the structure of another, whose tensors have the same types and shapes.
+
+    Args:
+      by: The function that returned it.
+      what: What it is.
+      source: Where its structure is from.
+      wanted: The value before.
+      found: The value.
+
+    Raises:
+      MethodError: If it has another structure, or a tensor another type or shape.
+    """
+    try:
+        tf.nest.assert_same_structure(wanted, found, check_types=False)
+    except (TypeError, ValueError):
+        raise MethodError(
+            f"{by} returned {_kind(found)} of another structure for {what}: keep the structure "
+            f"that {source}."
+        ) from None
+    leaves = []
+    for old, new in zip(tf.nest.flatten(wanted), tf.nest.flatten(found), strict=True):
+        tensor = new if tf.is_tensor(new) else tf.convert_to_tensor(new, dtype_hint=old.dtype)
+        if tensor.dtype != old.dtype or not (
+            tensor.shape.rank == old.shape.rank and tensor.shape.is_compatible_with(old.shape)
+        ):
             raise MethodError(
-                f"The server's function returned {_kind(found)} of another structure for {name} "
-                "of the state: keep the structure that `initialize` made."
-            ) from None
-        leaves = []
-        for old, new in zip(tf.nest.flatten(wanted), tf.nest.flatten(found), strict=True):
-            tensor = new if tf.is_tensor(new) else tf.convert_to_tensor(new, dtype_hint=old.dtype)
-            if tensor.dtype != old.dtype or not (
-                tensor.shape.rank == old.shape.rank and tensor.shape.is_compatible_with(old.shape)
-            ):
-                raise MethodError(
-                    f"The server's function returned a tensor {_shown([tensor])} for one of {name} "
-                    f"of the state that is {_shown([old])}: keep its type and shape."
-                )
-            leaves.append(tensor)
-        fields.append(tf.nest.pack_sequence_as(wanted, leaves))
-    return type(before)(*fields)
+                f"{by} returned a tensor {_shown([tensor])} for one of {what} that is "
+                f"{_shown([old])}: keep its type and shape."
+            )
+        leaves.append(tensor)
+    return tf.nest.pack_sequence_as(wanted, leaves)
 
 
 class Gradient(NamedTuple):

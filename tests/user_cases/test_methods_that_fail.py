@@ -175,6 +175,52 @@ def test_a_state_of_another_form_is_refused(monkeypatch, tmp_path, what, runtime
     assert "\n" not in str(e.value)
 
 
+KEPT = {
+    "one number per weight": (
+        lambda d: {"of": tuple(d.map(tf.reduce_mean)), "n": 1},
+        r"a tensor \(\) for one of ClientResult.kept that is \(3, 3\): keep its type and shape",
+    ),
+    "a vector in place of a number": (
+        lambda d: {"of": tuple(d), "n": tf.ones([3], tf.int32)},
+        r"a tensor int32 \(3,\) for one of ClientResult.kept that is int32 \(\)",
+    ),
+    "another type": (
+        lambda d: {"of": tuple(d), "n": 1.5},
+        r"a tensor \(\) for one of ClientResult.kept that is int32 \(\)",
+    ),
+    "a part": (
+        lambda d: {"of": tuple(d)},
+        "a dict of another structure for ClientResult.kept: keep the structure that `client_state`",
+    ),
+    "nothing": (lambda d: None, "a NoneType of another structure for ClientResult.kept"),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "runtime"),
+    per_client(KEPT, everywhere="one number per weight"),
+)
+def test_what_a_client_keeps_of_another_form_is_refused(monkeypatch, tmp_path, what, runtime):
+    """It would be broadcast to what `client_state` declares."""
+    change, told = KEPT[what]
+
+    def build(model, local):
+        def client_update(broadcast, data, client_state):
+            x, rate = broadcast
+            trained = client.train(model, local.optimizer(), rate, x, data)
+            delta = trained.weights - x
+            return averaging.ClientResult(trained, delta, kept=change(delta))
+
+        def client_state():
+            return {"of": tuple(map(tf.zeros_like, model.initial_weights)), "n": tf.constant(0)}
+
+        return averaging.build(model, local, client_update, client_state=client_state)
+
+    with pytest.raises(purity.MethodError, match=f"^client_update returned {told}") as e:
+        run(monkeypatch, tmp_path, build, runtime=runtime)
+    assert "\n" not in str(e.value)
+
+
 class WithLast(NamedTuple):
     weights: tff_algos.Vector
     last: dict
