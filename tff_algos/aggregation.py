@@ -64,6 +64,7 @@ class Aggregator:
         secure intrinsics.
       initial_state: Arrays in the structure of the process's state.
       weighted: Whether it takes clients' weights, float32 scalars.
+      update: Types of an update's tensors, in the model's order.
       traits: The properties for which a method may refuse it.
     """
 
@@ -106,6 +107,7 @@ class Aggregator:
         with quietly():
             self.next, has_secure_sums = _in_clear(process.next)
         self.initial_state = _initial_state(process.initialize)
+        self.update = [tf.TensorSpec(w.shape, w.dtype) for w in model.initial_weights]
         self.traits = registry.AggregatorTraits(
             weighted=self.weighted,
             is_private=has_secure_sums or _has_dp(process.initialize.type_signature.result.member),
@@ -223,32 +225,106 @@ def unpack(type_spec: tff.Type, value: Any) -> Any:
 
 
 class _Aggregating:
-    """A federation in which an aggregator replaces the mean of the updates."""
+    """A federation in which an aggregator replaces the mean of the updates.
 
-    def __init__(self, federation: Federation, aggregator: Aggregator, state: Any):
+    It refuses what the method does and its `MethodSpec.aggregated` does not declare.
+    """
+
+    def __init__(
+        self, federation: Federation, aggregator: Aggregator, own_weights: str, state: Any
+    ):
         self._federation, self._aggregator, self._state = federation, aggregator, state
+        self._own_weights = own_weights
         self.output: Any = None
         self.total_weight: Any = None
 
     def __getattr__(self, word):
         return getattr(self._federation, word)
 
+    def mean(self, value, weight):
+        return self._federation.mean(self._in_clear(value), weight)
+
+    def sum(self, value):
+        return self._federation.sum(self._in_clear(value))
+
+    def max(self, value):
+        return self._federation.max(self._in_clear(value))
+
+    def stack(self, value):
+        return self._federation.stack(self._in_clear(value))
+
     def mean_of_updates(self, value, weight):
-        assert self.output is None, "a method has one mean of updates a round"
+        if self.output is not None:
+            raise purity.MethodError(
+                "The method has two means of updates in a round, and an aggregator replaces one: "
+                "call Federation.mean for the other, and declare it in Aggregated.in_clear."
+            )
+        value = self._federation.map_clients(self._like_the_model, value)
         self.output = self._federation.aggregate(self._aggregator, self._state, value, weight)
         self.total_weight = self._federation.sum(weight)
         return self.output.result
 
+    def check_own_weight(self, name: str) -> None:
+        """Refuses the weights of a method's clients if the aggregator would lose them.
 
-def with_aggregator(method: Method, aggregator: Aggregator) -> Method:
+        Args:
+          name: Name of the client function that gives them.
+        """
+        traits = self._aggregator.traits
+        if self._own_weights or (traits.weighted and not traits.has_secure_sums):
+            return
+        lost = "rounds to steps of 2^-12" if traits.weighted else "ignores"
+        raise purity.MethodError(
+            f"{name} returns its own ClientResult.weight, which the aggregator {lost}. Use another "
+            "one, and declare the weights in Aggregated.own_weights."
+        )
+
+    def _like_the_model(self, value):
+        wanted = [t.shape for t in self._aggregator.update]
+        leaves = [tf.convert_to_tensor(t) for t in tf.nest.flatten(value)]
+        if (
+            not isinstance(value, (tuple, list))
+            or any(t.dtype != tf.float32 for t in leaves)
+            or [t.shape for t in leaves] != wanted
+        ):
+            found = ", ".join(f"{t.dtype.name} {t.shape}" for t in leaves)
+            raise purity.MethodError(
+                f"The method's mean of updates has {found}, the model {', '.join(map(str, wanted))}"
+                ": an aggregator needs one float32 tensor like each weight, in their order."
+            )
+        return value
+
+    def _in_clear(self, value):
+        return (
+            self._federation.map_clients(_numbers, value)
+            if self._aggregator.traits.is_private
+            else value
+        )
+
+
+def _numbers(value):
+    """Returns a client's value, if it is single numbers: vectors may reveal its update."""
+    for tensor in map(tf.convert_to_tensor, tf.nest.flatten(value)):
+        if tensor.shape.rank != 0:
+            raise purity.MethodError(
+                f"The method's clients also send a tensor of shape {tensor.shape} in clear, which "
+                "this aggregator does not protect. Use another aggregator, and declare the tensor "
+                "in Aggregated.in_clear."
+            )
+    return value
+
+
+def with_aggregator(method: Method, aggregator: Aggregator, own_weights: str) -> Method:
     """Returns a method in which an aggregator replaces the mean of the updates.
 
     Args:
       method: A method that has such a mean (`method.mean_of_updates`).
       aggregator: The aggregator.
+      own_weights: As in `tff_algos.method_spec.Aggregated`.
 
     Returns:
-      The method. Its state has the additional field `aggregator`.
+      The method. Its state has the additional field `aggregator`. A round raises a `MethodError`
+      if the method has no such mean, or would lose privacy or weights by the aggregator.
     """
     traced = tf.function(method.initialize, autograph=False).get_concrete_function()
     own_type = type(traced.structured_outputs)
@@ -275,11 +351,15 @@ def with_aggregator(method: Method, aggregator: Aggregator) -> Method:
         return collections.OrderedDict([*metrics.items(), *_scalars("aggregator", measurements)])
 
     def next_round(federation, state, clients, *client_states):
-        aggregating = _Aggregating(federation, aggregator, state.aggregator)
+        aggregating = _Aggregating(federation, aggregator, own_weights, state.aggregator)
         own = federation.map_server(own_part, state)
         own, metrics, *states_after = method.next_round(aggregating, own, clients, *client_states)
         output = aggregating.output
-        assert output is not None, "the method does not call mean_of_updates"
+        if output is None:
+            raise purity.MethodError(
+                "The method has no mean of updates for an aggregator to replace: call "
+                "mean_of_updates in its round, or leave out MethodSpec.aggregated."
+            )
         after = federation.map_server(
             end_round, own, state.aggregator, output.state, aggregating.total_weight
         )
@@ -341,7 +421,7 @@ def wrap(
             f"{name} draws from a generator without a seed ({drawn}), so runs cannot be "
             "repeated or resumed exactly. aggregator=dp and compressed draw from the run's seed."
         )
-    return lambda method: with_aggregator(method, aggregator)
+    return lambda method: with_aggregator(method, aggregator, spec.aggregated.own_weights)
 
 
 def _warn(text):

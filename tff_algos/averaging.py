@@ -231,6 +231,9 @@ class _Skeleton:
         def finished(*values):
             result = fn(*values)
             if isinstance(result, ClientResult):
+                check = getattr(self._federation, "check_own_weight", None)
+                if check is not None and result.weight is not None:
+                    check(name_of(fn))
                 return _finished(self._local, name_of(fn), result, values)
             return result
 
