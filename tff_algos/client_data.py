@@ -46,6 +46,8 @@ class ClientData(NamedTuple):
       participates: float32 scalar: 1, or 0 for a client that was not drawn for the round and only
         reports its loss (`tff_algos.registry.RoundPlan.losses`), or what it kept (`recent`).
       seed: int32 `[2]`, seed of all random draws in the client's work of this round (dropout).
+        Zeros stand for none: a process's `next` then takes one of the round and the client's
+        position in the cohort.
       index: int32 scalar, position of the client among all N training clients, from 0; -1 if
         unknown. Methods that distinguish clients refuse -1 (`tff_algos.MethodSpec.needs_index`).
     """
@@ -58,6 +60,13 @@ class ClientData(NamedTuple):
     participates: Any
     seed: Any
     index: Any
+
+
+# The seed of a client that got none.
+_UNSEEDED = np.zeros(2, np.int32)
+_UNSEEDED.flags.writeable = False
+
+_INFINITE = -1  # `tf.data.INFINITE_CARDINALITY`
 
 
 class Gathered:
@@ -293,8 +302,8 @@ def batch_client(
     first_step: int = 0,
     full_batch: bool = False,
     shuffle: bool = True,
-    order_seed: Sequence[int] = (0,),
-    dropout_seed: Sequence[int] = (0,),
+    order_seed: Sequence[int] | None = None,
+    dropout_seed: Sequence[int] | None = None,
     index: int = -1,
     participates: bool = True,
 ) -> ClientData:
@@ -313,8 +322,9 @@ def batch_client(
         then not used.
       shuffle: Whether to shuffle; otherwise the examples stay in order in every epoch.
       order_seed: Non-negative integers that determine the order, e.g. (seed, round, client); the
-        epoch is appended to them.
-      dropout_seed: Non-negative integers that determine all other random draws of the client.
+        epoch is appended to them. By default the order is the same in all rounds.
+      dropout_seed: Non-negative integers that determine all other random draws of the client. By
+        default these follow from the round and the client's position in the cohort.
       index: Position of the client among all training clients, from 0; -1 if unknown.
       participates: Whether the client was drawn for the round.
 
@@ -323,8 +333,15 @@ def batch_client(
 
     Raises:
       ValueError: If `x` and `y` differ in length, a size is not positive, or `first_step` is given
-        without `steps`.
+        without `steps`. Also if `steps` would take the same part of the data in all rounds, since
+        `order_seed` is missing.
     """
+    cut_short = steps is not None and not full_batch and steps * batch_size < len(y)
+    if shuffle and cut_short and order_seed is None:
+        raise ValueError(
+            f"steps={steps} needs order_seed, such as (seed, round, client): without it, all "
+            "rounds would take the same minibatches."
+        )
     (data,) = batch_cohort(
         [(x, y)],
         batch_size=batch_size,
@@ -333,12 +350,12 @@ def batch_client(
         first_step=first_step,
         full_batch=full_batch,
         shuffle=shuffle,
-        order_seeds=[order_seed],
-        dropout_seeds=[dropout_seed],
+        order_seeds=[(0,) if order_seed is None else order_seed],
+        dropout_seeds=[(0,) if dropout_seed is None else dropout_seed],
         indices=[index],
         participates=[participates],
     )
-    return arrays(data)
+    return arrays(data if dropout_seed is not None else data._replace(seed=_UNSEEDED))
 
 
 def check_indices(method: str, num_clients: int, clients: Sequence[ClientData]) -> None:
@@ -377,46 +394,48 @@ def of_model(clients: Sequence[Any], model: Any, round_num: int) -> list[ClientD
 
     Args:
       clients: For each client a `ClientData`, or a batched `tf.data.Dataset` as TFF's algorithms
-        and `from_dataset` take it. The client of a dataset has no index; its random draws depend on
-        its position in the cohort and on the round.
+        and `from_dataset` take it. The client of a dataset has no index. If a client has no seed,
+        its random draws depend on its position in the cohort and on the round.
       model: The `tff_algos.Model` they are for. Numbers of another width (float64 inputs, int64
         labels) are cast to the dtypes of its specs. Targets gain or lose a last dimension of 1 to
         match its spec.
       round_num: The round, from 0.
 
     Raises:
-      ValueError: If `from_dataset` refuses a dataset, a client is a pair or list of arrays, or
-        numbers or targets do not fit.
+      ValueError: If `from_dataset` refuses a dataset, a client is something else, or inputs or
+        targets do not fit the model.
     """
     # Once for all clients: TensorFlow takes microseconds for each of these.
-    dtypes = tuple(np.dtype(spec.dtype.as_numpy_dtype) for spec in (model.x_spec, model.y_spec))
-    target = model.y_spec.shape[1:].as_list()
+    specs = model.x_spec, model.y_spec
+    dtypes = tuple(np.dtype(spec.dtype.as_numpy_dtype) for spec in specs)
+    shapes = tuple(None if s.shape.rank is None else s.shape[1:].as_list() for s in specs)
     return [
-        _of_model(data, dtypes, target, model.y_spec, round_num, place)
+        _of_model(data, dtypes, shapes, model.y_spec, round_num, place)
         for place, data in enumerate(clients)
     ]
 
 
-def _of_model(data, dtypes, target, y_spec, round_num, place):
+def _of_model(data, dtypes, shapes, y_spec, round_num, place):
     """Returns a client's data.
 
     Args:
       data: As given.
       dtypes: Those of inputs and targets.
-      target: Shape of one target; an unknown length is `None`.
+      shapes: Shape of one input and of one target; an unknown length is `None`.
       y_spec: The model's spec of a batch of targets.
       round_num: The round, from 0.
       place: The client's position in the cohort.
     """
     if not isinstance(data, ClientData) and hasattr(data, "as_numpy_iterator"):
-        data = from_dataset(data, dropout_seed=(round_num, place))
+        data = from_dataset(data)
     if not isinstance(data, ClientData):
-        if isinstance(data, tuple | list | np.ndarray):
-            raise ValueError(
-                f"Client {place} is a {type(data).__name__}; give "
-                "batch_client(x, y, batch_size=...) or a tf.data.Dataset of batches."
-            )
-        return data
+        raise ValueError(
+            f"Client {place} is a {type(data).__name__}; give "
+            "batch_client(x, y, batch_size=...) or a tf.data.Dataset of batches."
+        )
+    if isinstance(data.seed, np.ndarray) and not data.seed.any():
+        words = random.seed_words([(round_num, place)], 2)
+        data = data._replace(seed=words.view(np.int32)[0])
     changed = {}
     for name, wanted in zip(("x", "y"), dtypes, strict=True):
         values = getattr(data, name)
@@ -431,10 +450,27 @@ def _of_model(data, dtypes, target, y_spec, round_num, place):
                 raise ValueError(
                     f"Client {place}: {name} holds numbers that do not fit into {wanted}."
                 )
-    y = changed.get("y", data.y)
+    x, y = (changed.get(name, getattr(data, name)) for name in ("x", "y"))
+    if isinstance(getattr(x, "dtype", None), np.dtype) and not _fits(x, dtypes[0], shapes[0]):
+        raise ValueError(
+            f"Client {place}: inputs are {x.dtype} {[None, *x.shape[2:]]}, but the model takes "
+            f"{dtypes[0]} {[None, *shapes[0]]}."
+        )
     if isinstance(getattr(y, "dtype", None), np.dtype):
-        changed["y"] = _of_target(y, dtypes[1], target, y_spec, place)
+        changed["y"] = _of_target(y, dtypes[1], shapes[1], y_spec, place)
     return data._replace(**changed) if changed else data
+
+
+def _fits(values, dtype, shape):
+    """Returns whether values `[steps, batch, ...]` have the type and shape of one of a model's."""
+    # Strings have as many dtypes as lengths.
+    if dtype not in (values.dtype, object):
+        return False
+    found = values.shape[2:]
+    return shape is None or (
+        len(found) == len(shape)
+        and all(wanted in (None, length) for wanted, length in zip(shape, found, strict=True))
+    )
 
 
 def _of_target(y, dtype, target, spec, place):
@@ -442,15 +478,9 @@ def _of_target(y, dtype, target, spec, place):
     found = list(y.shape[2:])
     if found + [1] == target:
         y = np.asarray(y)[..., np.newaxis]
-    elif found == target + [1]:
+    elif target is not None and found == target + [1]:
         y = np.asarray(y)[..., 0]
-    # Strings have as many dtypes as lengths.
-    alike = dtype in (y.dtype, object)
-    shape = y.shape[2:]
-    fits = len(shape) == len(target) and all(
-        wanted in (None, length) for wanted, length in zip(target, shape, strict=True)
-    )
-    if not alike or not fits:
+    if not _fits(y, dtype, target):
         told = "float32" if y.dtype.kind == "f" else y.dtype
         raise ValueError(
             f"Client {place}: targets are {y.dtype} {[None, *found]}, but the model was made for "
@@ -487,12 +517,24 @@ def as_pair(element: Any) -> Any:
     return element
 
 
+def check_finite(dataset: Any) -> None:
+    """Refuses a `tf.data.Dataset` that would never end.
+
+    Raises:
+      ValueError: If it is known to be infinite.
+    """
+    if int(dataset.cardinality()) == _INFINITE:
+        raise ValueError(
+            "A client's dataset is infinite: give repeat() a number, or limit it by take(...)."
+        )
+
+
 def _is_batched(x, y):
     return np.ndim(x) > 0 and np.ndim(y) > 0 and len(x) == len(y)
 
 
 def from_dataset(
-    dataset: Any, *, dropout_seed: Sequence[int] = (0,), index: int = -1
+    dataset: Any, *, dropout_seed: Sequence[int] | None = None, index: int = -1
 ) -> ClientData:
     """Turns a batched `tf.data.Dataset`, as TFF's examples use, into `ClientData`.
 
@@ -500,13 +542,15 @@ def from_dataset(
       dataset: Finite dataset of batches (x `[b, ...]`, y `[b, ...]`), or of dictionaries of x and
         y; the order is kept. For several epochs, repeat it; methods that need one pass then take
         the whole as one.
-      dropout_seed: Non-negative integers that determine all random draws of the client.
+      dropout_seed: Non-negative integers that determine all random draws of the client. By default
+        these follow from the round and the client's position in the cohort.
       index: Position of the client among all training clients, from 0; -1 if unknown.
 
     Raises:
-      ValueError: If the dataset is empty (its shapes would be unknown), its batches differ in the
-        shape of an example, or its elements have another form.
+      ValueError: If the dataset is infinite, or empty (its shapes would be unknown). Also if its
+        batches differ in the shape of an example, or its elements have another form.
     """
+    check_finite(dataset)
     batches = [as_pair(batch) for batch in dataset.as_numpy_iterator()]
     if not batches:
         raise ValueError(
@@ -544,6 +588,10 @@ def from_dataset(
         steps_per_epoch=np.int32(len(batches)),
         num_examples=np.int32(counts.sum()),
         participates=np.float32(1),
-        seed=random.seed_words([dropout_seed], 2).view(np.int32)[0],
+        seed=(
+            _UNSEEDED
+            if dropout_seed is None
+            else random.seed_words([dropout_seed], 2).view(np.int32)[0]
+        ),
         index=np.int32(index),
     )

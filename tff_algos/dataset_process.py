@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_algos import random
-from tff_algos.client_data import ClientData, as_pair
+from tff_algos.client_data import ClientData, as_pair, check_finite
 from tff_algos.process import Next, Process
 
 
@@ -65,6 +65,7 @@ def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.L
     elements = tff.to_type(collections.OrderedDict(zip("xy", tensors, strict=True)))
 
     def as_element(dataset, place):
+        check_finite(dataset)
         found = as_pair(dataset.element_spec)
         if (
             isinstance(found, tuple)

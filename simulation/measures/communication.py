@@ -171,6 +171,7 @@ def measure_method(name: str, **settings: Any) -> Cost:
                 batch_size=2,
                 steps=plan.local_steps,
                 full_batch=plan.batches == "full_batch",
+                order_seed=(r,),
                 index=0,
             )
         )

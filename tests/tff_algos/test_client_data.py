@@ -1,6 +1,7 @@
 """Batching is a pure function of its seeds, loses nothing and invents nothing."""
 
 import contextlib
+import pickle
 import types
 from typing import NamedTuple
 
@@ -193,6 +194,45 @@ def test_dropout_seed_and_index_travel():
     assert np.any(a.seed != b.seed)
 
 
+def test_clients_without_a_seed_draw_by_round_and_position():
+    """As if the data sets were given to `next`; a seed that is given stays."""
+    x, y = examples(4)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
+    model = _OfTargets(tf.TensorSpec([None], y.dtype), tf.TensorSpec([None, *x.shape[1:]], x.dtype))
+    given = [
+        lambda: dataset,
+        lambda: from_dataset(dataset, index=3),
+        lambda: pickle.loads(pickle.dumps(batch_client(x, y, batch_size=2))),
+    ]
+    seeds = [
+        [tuple(d.seed) for r in range(3) for d in of_model([make(), make()], model, r)]
+        for make in given
+    ]
+    assert seeds[0] == seeds[1] == seeds[2] and len(set(seeds[0])) == 6
+    own = [
+        batch_client(x, y, batch_size=2, dropout_seed=(7,)),
+        from_dataset(dataset, dropout_seed=(7,)),
+    ]
+    of_rounds = [tuple(d.seed) for r in range(2) for d in of_model(own, model, r)]
+    assert len(set(of_rounds)) == 1 and of_rounds[0] not in seeds[0]
+
+
+def test_steps_that_leave_examples_out_need_a_seed_of_the_order():
+    x, y = examples(5)
+    with pytest.raises(ValueError, match=r"^steps=2 needs order_seed, .* same minibatches\.$"):
+        batch_client(x, y, batch_size=2, steps=2)
+    for settings in ({"steps": 3}, {"steps": 1, "full_batch": True}):
+        batch_client(x, y, batch_size=2, **settings)
+    batch_client(x, y, batch_size=2, steps=2, shuffle=False)
+
+
+def test_an_infinite_dataset_is_refused():
+    dataset = tf.data.Dataset.from_tensor_slices(examples(5)).batch(2)
+    with pytest.raises(ValueError, match=r"dataset is infinite: give repeat\(\) a number"):
+        from_dataset(dataset.repeat())
+    assert from_dataset(dataset.repeat(2)).num_examples == 10
+
+
 def test_from_dataset_equals_unshuffled_batches():
     x, y = examples(5)
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
@@ -304,6 +344,35 @@ def test_targets_that_do_not_fit_name_the_cure(y, spec, says):
     with pytest.raises(ValueError, match=says) as e:
         of_model([data], _OfTargets(spec), 0)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("x", "says"),
+    [
+        (np.zeros((3, 2, 1)), r"float32 \[None, 2, 1\], but the model takes float32 \[None, 2\]"),
+        # It would be broadcast.
+        (np.zeros((3, 1)), r"float32 \[None, 1\], but the model"),
+        (np.zeros(3), r"float32 \[None\], but the model"),
+        (np.array([["a", "b"]] * 3), r"<U1 \[None, 2\], but the model"),
+        (np.zeros((3, 2), complex), r"complex128 \[None, 2\], but the model"),
+    ],
+    ids=["more", "one", "flat", "text", "complex"],
+)
+def test_inputs_that_do_not_fit_are_refused(x, says):
+    data = batch_client(x, np.zeros(3), batch_size=3)
+    with pytest.raises(ValueError, match=f"^Client 0: inputs are {says}"):
+        of_model([data], _OfTargets(tf.TensorSpec([None])), 0)
+    for fits in (np.ones((3, 2), bool), np.ones((3, 2), np.uint8), np.ones((3, 2))):
+        (got,) = of_model(
+            [batch_client(fits, np.zeros(3), batch_size=3)], _OfTargets(tf.TensorSpec([None])), 0
+        )
+        assert got.x.dtype == np.float32 and np.all(got.x == 1)
+
+
+@pytest.mark.parametrize("what", [iter(()), None, {"x": 1}, np.zeros(3)])
+def test_what_is_no_client_is_refused(what):
+    with pytest.raises(ValueError, match=r"^Client 0 is a \w+; give batch_client"):
+        of_model([what], _OfTargets(tf.TensorSpec([None])), 0)
 
 
 @pytest.mark.parametrize("gather", [tuple, list, lambda arrays: list(zip(*arrays, strict=True))])

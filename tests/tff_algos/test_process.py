@@ -162,6 +162,15 @@ def test_data_sets_of_anything_else_are_refused_in_one_line(problem, make):
     assert "\n" not in str(e.value)
 
 
+def test_infinite_data_sets_are_refused(problem):
+    clients = data_sets_of(problem, lambda x, y: (x, y))[:2]
+    taking = from_datasets()
+    with shared.installed("tff"):
+        state = taking.initialize()
+        with pytest.raises(ValueError, match="dataset is infinite"):
+            taking.next(state, [clients[0], clients[1].repeat()])
+
+
 @pytest.mark.parametrize("name", shared.methods(["scaffold", "afl"]))
 def test_data_sets_within_tff_have_no_states_and_no_names(name):
     error, says = {
