@@ -421,7 +421,9 @@ def wrap(
             f"{name} draws from a generator without a seed ({drawn}), so runs cannot be "
             "repeated or resumed exactly. aggregator=dp and compressed draw from the run's seed."
         )
-    return lambda method: with_aggregator(method, aggregator, spec.aggregated.own_weights)
+    declared = spec.aggregated
+    assert not isinstance(declared, str)  # `check_aggregator` has refused it.
+    return lambda method: with_aggregator(method, aggregator, declared.own_weights)
 
 
 def _warn(text):
