@@ -151,7 +151,7 @@ def _finished(
     """
     (data,) = (v for v in values if isinstance(v, ClientData))
     client_state = next((v for v in values if isinstance(v, ClientState)), None)
-    if not isinstance(result.trained, client.LocalResult):
+    if not hasattr(result.trained, "metrics"):
         raise MethodError(
             f"ClientResult.trained is {_kind(result.trained)}; give what `client.train` returned."
         )

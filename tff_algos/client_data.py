@@ -8,13 +8,17 @@ vectorising. A masked-out step changes nothing; a masked-out example has weight 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tff_algos import random
 from tff_suite import memory
+
+if TYPE_CHECKING:
+    from tff_algos.method_spec import RoundPlan
 
 
 class Batch(NamedTuple):
@@ -333,14 +337,19 @@ def batch_client(
 
     Raises:
       ValueError: If `x` and `y` differ in length, a size is not positive, or `first_step` is given
-        without `steps`. Also if `steps` would take the same part of the data in all rounds, since
-        `order_seed` is missing.
+        without `steps`.
+
+    Warns:
+      RuntimeWarning: If `steps` takes the same part of the data in all rounds, since `order_seed`
+        is missing.
     """
     cut_short = steps is not None and not full_batch and steps * batch_size < len(y)
     if shuffle and cut_short and order_seed is None:
-        raise ValueError(
-            f"steps={steps} needs order_seed, such as (seed, round, client): without it, all "
-            "rounds would take the same minibatches."
+        warnings.warn(
+            f"steps={steps} takes the same minibatches in all rounds, and leaves the rest out: "
+            "give batch_client an order_seed, such as (seed, round, client).",
+            RuntimeWarning,
+            stacklevel=2,
         )
     (data,) = batch_cohort(
         [(x, y)],
@@ -387,6 +396,48 @@ def check_indices(method: str, num_clients: int, clients: Sequence[ClientData]) 
                 f"Clients {places[index]} and {place} of the cohort both have index {index}; {cure}"
             )
         places[index] = place
+
+
+def check_plan(method: str, plans: Sequence[RoundPlan], clients: Sequence[ClientData]) -> None:
+    """Warns of a cohort whose work is not what the method requests: it is another method.
+
+    Args:
+      method: Name of the method.
+      plans: What it requests in its first round, and in its last.
+      clients: The data of each client of the cohort.
+
+    Warns:
+      RuntimeWarning: If a client with examples has another number of steps, or minibatches in place
+        of full batches. Also if there are several clients, and the method wants their examples
+        pooled.
+    """
+    if plans[0].cohort == "pooled" and len(clients) > 1:
+        _warn(
+            f"{method} trains on one client that has the examples of all, found {len(clients)} "
+            "clients: join their examples."
+        )
+    cure = (
+        f"give batch_client the steps and full_batch that {method} requests, see "
+        "process.plan(round_num, total_rounds)."
+    )
+    wanted = plans[0].local_steps
+    for place, data in enumerate(clients):
+        if not data.participates or not data.num_examples:
+            continue
+        steps, is_whole = len(data.mask), data.steps_per_epoch == 1
+        if any(
+            p.local_steps in (None, steps) and (p.batches != "full_batch" or is_whole)
+            for p in plans
+        ):
+            continue
+        found = f"has {steps} steps, not {wanted}" if wanted else "has minibatches, not full ones"
+        _warn(f"Client {place} of the cohort {found}; {cure}")
+        return
+
+
+def _warn(text: str) -> None:
+    # The line that calls `next`.
+    warnings.warn(text, RuntimeWarning, stacklevel=6)
 
 
 def of_model(clients: Sequence[Any], model: Any, round_num: int) -> list[ClientData]:

@@ -42,7 +42,7 @@ def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.L
         )
     model = process.model
     specs = model.x_spec, model.y_spec
-    nobody = ClientData(*[None] * 7, index=-1)  # type: ignore[misc]
+    nobody = ClientData(*[None] * 5, participates=0.0, seed=None, index=-1)  # type: ignore[misc]
     process.check_clients([nobody])
 
     def padded(x, y):

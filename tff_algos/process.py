@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 
 from tff_algos import driver, purity, registry, schedules, tff_models, tff_names
 from tff_algos.client import LocalTraining
-from tff_algos.client_data import ClientData, check_indices, of_model
+from tff_algos.client_data import ClientData, check_indices, check_plan, of_model
 from tff_algos.method import ClientState, Method, TffFederation
 from tff_algos.method_spec import COUNTS
 from tff_algos.model import Model, ModelError, unfit_explained
@@ -455,13 +455,29 @@ def build(
     adapt = _adapter(spec, training, own, model, model_aggregator, seed, clients_per_round)
     if spec.staged:
         return spec.build_fn()(model, local, **own)
-    check = None
-    if spec.needs_index:
-        check = functools.partial(check_indices, name, num_clients)  # type: ignore[arg-type]
     method = adapt(spec.build_fn()(model, local, **own))
-    process = to_process(method, model, check)
+    process = to_process(method, model, _check_of_clients(spec, own, num_clients))
     process.plan = functools.partial(spec.round_plan, own)
     return process
+
+
+def _check_of_clients(spec: MethodSpec, own: dict, num_clients: int | None) -> Callable:
+    """Returns a method's `check_clients`."""
+    checks: list[Callable] = []
+    if spec.needs_index:
+        assert num_clients is not None  # `build` has refused that.
+        checks.append(functools.partial(check_indices, spec.name, num_clients))
+    if spec.plan is not None:
+        # Only the caller knows the number of rounds, on which the last ones depend.
+        many = 1_000_000
+        plans = [spec.round_plan(own, r, many) for r in (0, many - 1)]
+        checks.append(functools.partial(check_plan, spec.name, plans))
+
+    def check(clients):
+        for look_at in checks:
+            look_at(clients)
+
+    return check
 
 
 def _refuse_metric_names(spec: MethodSpec, model: Model) -> None:

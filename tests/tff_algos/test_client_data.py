@@ -1,8 +1,10 @@
 """Batching is a pure function of its seeds, loses nothing and invents nothing."""
 
 import contextlib
+import functools
 import pickle
 import types
+import warnings
 from typing import NamedTuple
 
 import hypothesis
@@ -14,7 +16,15 @@ from hypothesis import strategies as st
 from simulation.engine import batching
 from simulation.tff import process as tff_process
 from tff_algos import client, random
-from tff_algos.client_data import arrays, batch_client, batch_cohort, from_dataset, of_model
+from tff_algos.client_data import (
+    arrays,
+    batch_client,
+    batch_cohort,
+    check_plan,
+    from_dataset,
+    of_model,
+)
+from tff_algos.method_spec import RoundPlan
 from tff_suite import memory
 from tff_suite.hparams import HparamError
 
@@ -217,13 +227,55 @@ def test_clients_without_a_seed_draw_by_round_and_position():
     assert len(set(of_rounds)) == 1 and of_rounds[0] not in seeds[0]
 
 
-def test_steps_that_leave_examples_out_need_a_seed_of_the_order():
+def test_a_warning_names_steps_that_always_leave_the_same_examples_out():
     x, y = examples(5)
-    with pytest.raises(ValueError, match=r"^steps=2 needs order_seed, .* same minibatches\.$"):
+    with pytest.warns(RuntimeWarning, match=r"^steps=2 takes the same minibatches .* order_seed"):
         batch_client(x, y, batch_size=2, steps=2)
-    for settings in ({"steps": 3}, {"steps": 1, "full_batch": True}):
-        batch_client(x, y, batch_size=2, **settings)
-    batch_client(x, y, batch_size=2, steps=2, shuffle=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for settings in ({"steps": 3}, {"steps": 1, "full_batch": True}):
+            batch_client(x, y, batch_size=2, **settings)
+        batch_client(x, y, batch_size=2, steps=2, shuffle=False)
+
+
+PLANS = {
+    "a number of steps": (RoundPlan(local_steps=3), {"steps": 3}, {}, "has 2 steps, not 3; give"),
+    "full batches": (
+        RoundPlan(batches="full_batch"),
+        {"full_batch": True, "epochs": 2},
+        {},
+        "has minibatches, not full ones; give batch_client the steps and full_batch that it req",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PLANS)
+def test_a_warning_names_clients_that_do_other_work_than_the_plan(what):
+    """They run a different method."""
+    plan, right, wrong, says = PLANS[what]
+    x, y = examples(4)
+    make = functools.partial(batch_client, x, y, batch_size=2, order_seed=(0,))
+    nobody = batch_client(x[:0], y[:0], batch_size=2)
+    absent = make(participates=False)
+    with pytest.warns(RuntimeWarning, match=f"^Client 1 of the cohort {says}"):
+        check_plan("it", [plan, plan], [make(**right), make(**wrong)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_plan("it", [plan, plan], [make(**right), nobody, absent])
+        # The last rounds of a method may differ.
+        check_plan("it", [plan, RoundPlan()], [make(**wrong)])
+
+
+def test_a_method_of_one_client_warns_of_several():
+    plan = RoundPlan("pooled")
+    data = batch_client(*examples(4), batch_size=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_plan("centralized", [plan, plan], [data])
+    with pytest.warns(
+        RuntimeWarning, match=r"^centralized trains on one client .* found 2 clients"
+    ):
+        check_plan("centralized", [plan, plan], [data, data])
 
 
 def test_an_infinite_dataset_is_refused():
