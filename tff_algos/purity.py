@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 import pickle
 import random
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -110,9 +112,15 @@ def explained(function: Callable) -> Iterator[None]:
         if code is None or code_digests.is_suites(named.__module__, code.co_filename):
             raise
         told = " ".join(f"{type(e).__name__}: {e}".split())[:300]
+        lines = [
+            f.lineno
+            for f in traceback.extract_tb(e.__traceback__)
+            if f.filename == code.co_filename
+        ]
+        where = f" in line {lines[-1]} of {os.path.basename(code.co_filename)}" if lines else ""
         raise MethodError(
-            f"{name_of(named)} of the method fails while its graph is made ({told}). Its arguments "
-            "are symbolic tensors, so compute with TensorFlow's operations only."
+            f"{name_of(named)} of the method fails{where} while its graph is made ({told}). Its "
+            "arguments are symbolic tensors, so compute with TensorFlow's operations only."
         ) from e
 
 

@@ -3,6 +3,8 @@
 It ends in one line that names the function or the value, or the client is dropped and counted.
 """
 
+import inspect
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -399,11 +401,18 @@ FAILING = {
 )
 def test_exceptions_of_a_client_function_become_one_line(monkeypatch, tmp_path, what, runtime):
     change, told = FAILING[what]
-    told = rf"^client_update of the method fails while its graph is made \({told}"
+    told = (
+        r"^client_update of the method fails in line \d+ of test_methods_that_fail\.py while its "
+        rf"graph is made \({told}"
+    )
     with pytest.raises(purity.MethodError, match=told) as e:
         run(monkeypatch, tmp_path, reporting(change), runtime=runtime)
     assert "\n" not in str(e.value)
     assert isinstance(e.value.__cause__, Exception)
+    # The line of the user's file that failed, not the one that called it.
+    number = int(re.search(r"in line (\d+) of", str(e.value))[1])
+    lines, first = inspect.getsourcelines(change)
+    assert first <= number < first + len(lines)
 
 
 @pytest.mark.parametrize("runtime", ["per_client", "tff"])
