@@ -248,7 +248,7 @@ RUN_HPARAMS = (
     _flag(
         "initial_weights",
         None,
-        "Begin with these weights: a .keras or .h5 file of the same model, a SavedModel's "
+        "Begin with these weights: a .keras, .h5 or .npz file of the same model, a SavedModel's "
         "folder or a finished run's. By default --seed draws them.",
         type=str,
     ),

@@ -7,12 +7,14 @@ which are saved under the names of Keras's own. For any other layer of the suite
 lacks `get_config`, only the weights are saved, as `model/final.weights.h5`.
 
 Both formats silently leave out weights of layers in nested containers, such as a list of lists. So
-a file is read again before it is kept, and a file that lacks weights is refused.
+a file is read again before it is kept. If it lacks weights, all weights are saved as
+`model/final.weights.npz` instead, in the model's order.
 """
 
 import contextlib
 import dataclasses
 import functools
+import io
 import os
 import tempfile
 from collections.abc import Sequence
@@ -29,7 +31,8 @@ FOLDER = "model"
 _HELD = (
     "Keras's format has only layers that are attributes or in flat lists of layers; hold them so"
 )
-_WHOLE, _WEIGHTS = "final.keras", "final.weights.h5"
+_WHOLE, _WEIGHTS, _ARRAYS = "final.keras", "final.weights.h5", "final.weights.npz"
+_NAMES = _WHOLE, _WEIGHTS, _ARRAYS
 
 
 class IncompleteError(RunError):
@@ -48,7 +51,7 @@ def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
       Path of the file.
 
     Raises:
-      IncompleteError: If the file would lack weights; none is written.
+      IncompleteError: After writing the weights alone, since Keras's file would lack some.
       OSError: If it cannot be written.
     """
     before = [v.numpy() for v in keras_model.weights]
@@ -56,6 +59,7 @@ def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
     remove(folder)
     with tempfile.TemporaryDirectory() as temporary:
         _assign(keras_model, weights)
+        arrays = [v.numpy() for v in keras_model.weights]
         try:
             name = _WHOLE
             keras_model.save(os.path.join(temporary, name))
@@ -71,9 +75,12 @@ def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
             for variable, value in zip(keras_model.weights, before, strict=True):
                 variable.assign(value)
         if lacking:
+            held = io.BytesIO()
+            np.savez(held, *arrays)
+            files.write_atomically(os.path.join(folder, FOLDER, _ARRAYS), held.getvalue())
             raise IncompleteError(
-                f"{FOLDER}/{name} is not written, since it would lack {lacking}. {_HELD}, or take "
-                "the weights from the result of simulation.run."
+                f"{FOLDER}/{name} is not written, since it would lack {lacking}. {_HELD}, or load "
+                f"{_ARRAYS} with set_weights."
             )
         with open(os.path.join(temporary, name), "rb") as file:
             content = compat.for_both_stacks(file.read())
@@ -84,7 +91,7 @@ def write(folder: str, keras_model: Any, weights: Sequence[np.ndarray]) -> str:
 
 def remove(folder: str) -> None:
     """Removes the model that an earlier end of the run wrote, if any."""
-    for name in (_WHOLE, _WEIGHTS):
+    for name in _NAMES:
         path = os.path.join(folder, FOLDER, name)
         if os.path.exists(path):
             os.remove(path)
@@ -96,7 +103,8 @@ def beginning_with(task: Task, seed: int, path: str) -> Task:
     Args:
       task: The task.
       seed: The run's seed.
-      path: `--initial_weights`: a `.keras` or `.h5` file, the folder of a SavedModel or of a run.
+      path: `--initial_weights`: a `.keras`, `.h5` or `.npz` file, or the folder of a SavedModel or
+        of a run.
 
     Raises:
       RunError: If the file cannot be read, or belongs to another model.
@@ -143,12 +151,12 @@ def find(path: str) -> str:
     found = os.path.expanduser(path)
     if not os.path.exists(found):
         refuse("there is no such file.")
-    for name in (_WHOLE, _WEIGHTS):
+    for name in _NAMES:
         if os.path.exists(os.path.join(found, FOLDER, name)):
             return os.path.join(found, FOLDER, name)
     if not os.path.isdir(found):
-        if not found.endswith((".keras", ".h5")):
-            refuse("a file must end in .keras or .h5.")
+        if not found.endswith((".keras", ".h5", ".npz")):
+            refuse("a file must end in .keras, .h5 or .npz.")
     elif not os.path.exists(os.path.join(found, "saved_model.pb")):
         refuse("the folder holds neither a SavedModel nor a finished run's model/.")
     return found
@@ -177,6 +185,10 @@ def _for_this_stack(path):
 def _read(keras_model, path):
     import tensorflow as tf
 
+    if path.endswith(".npz"):
+        with np.load(path) as arrays:
+            keras_model.set_weights([arrays[name] for name in arrays.files])
+        return
     if not os.path.isdir(path):
         with _for_this_stack(path) as readable:
             lacking = _load(keras_model, readable)

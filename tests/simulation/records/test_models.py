@@ -168,7 +168,13 @@ def test_a_file_that_would_lack_weights_is_not_written(tmp_path):
     made = _nested(0)
     with pytest.warns(RuntimeWarning, match=r"model/final\.keras is not written.*'.*' and 3 more"):
         result = run(tmp_path, model=made)
-    assert not list(pathlib.Path(result.folder, "model").iterdir())
+    (path,) = pathlib.Path(result.folder, "model").iterdir()
+    assert path.name == "final.weights.npz"
+    task = dataclasses.replace(tasks.load("toy"), keras_model_fn=_nested)
+    for name in (path, result.folder):
+        begun = models.beginning_with(task, 5, str(name)).keras_model(5).get_weights()
+        for before, after in zip(begun, result.weights, strict=True):
+            np.testing.assert_array_equal(before, after)
     for before, after in zip(_nested(0).get_weights(), made.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
     made.set_weights(result.weights)
