@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +35,9 @@ def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.L
     Raises:
       TypeError: If clients keep state, so that `next` takes more than a state and clients.
       ValueError: If the method distinguishes clients, since data sets have no client index.
+
+    Warns:
+      RuntimeWarning: If the method's plan is more than minibatches of the clients that are drawn.
     """
     if not isinstance(process, Process):
         raise TypeError(
@@ -44,6 +48,14 @@ def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.L
     specs = model.x_spec, model.y_spec
     nobody = ClientData(*[None] * 5, participates=0.0, seed=None, index=-1)  # type: ignore[misc]
     process.check_clients([nobody])
+    plan = process.plan(0, 1_000_000)
+    if plan.local_steps is not None or plan.batches != "minibatch" or plan.cohort == "pooled":
+        warnings.warn(
+            "The method requests a number of steps, full batches or one client for all, which "
+            "from_datasets cannot check: give data sets that follow process.plan.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def padded(x, y):
         number = tf.shape(y)[0]

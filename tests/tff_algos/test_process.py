@@ -4,6 +4,7 @@ import collections
 import functools
 import threading
 import time
+import warnings
 from concurrent import futures
 
 import numpy as np
@@ -169,6 +170,15 @@ def test_infinite_data_sets_are_refused(problem):
         state = taking.initialize()
         with pytest.raises(ValueError, match="dataset is infinite"):
             taking.next(state, [clients[0], clients[1].repeat()])
+
+
+@pytest.mark.parametrize("name", shared.methods(["fedavg", "lookahead", "centralized"]))
+def test_data_sets_within_tff_cannot_show_that_they_follow_the_plan(name):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        tff_algos.from_datasets(shared.process(name), 3)
+    found = [str(w.message) for w in told if "follow process.plan" in str(w.message)]
+    assert len(found) == (name != "fedavg")
 
 
 @pytest.mark.parametrize("name", shared.methods(["scaffold", "afl"]))
