@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 from tff_algos import random
 from tff_algos.client_data import ClientData, as_pair, check_finite
-from tff_algos.process import Next, Process
+from tff_algos.process import MANY_ROUNDS, Next, Process
 
 
 def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.LearningProcess:
@@ -46,9 +46,10 @@ def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.L
         )
     model = process.model
     specs = model.x_spec, model.y_spec
-    nobody = ClientData(*[None] * 5, participates=0.0, seed=None, index=-1)  # type: ignore[misc]
-    process.check_clients([nobody])
-    plan = process.plan(0, 1_000_000)
+    # A client that does not take part, and has no index.
+    absent = ClientData(*[None] * 5, participates=0.0, seed=None, index=-1)  # type: ignore[misc]
+    process.check_clients([absent])
+    plan = process.plan(0, MANY_ROUNDS)
     if plan.local_steps is not None or plan.batches != "minibatch" or plan.cohort == "pooled":
         warnings.warn(
             "The method requests a number of steps, full batches or one client for all, which "

@@ -23,6 +23,10 @@ from tff_suite import memory
 # What a subclass of TFF's computations, which are one class of its own, has to inherit.
 from tff_suite.compat import computation_impl, context_stack_impl
 
+# Stands for the number of rounds, which only the caller of `next` knows: plans of first and of last
+# rounds may differ.
+MANY_ROUNDS = 1_000_000
+
 
 class _TracedWhenUsed:
     """A process whose TFF computations are traced when one of them is first looked at.
@@ -468,9 +472,7 @@ def _check_of_clients(spec: MethodSpec, own: dict, num_clients: int | None) -> C
         assert num_clients is not None  # `build` has refused that.
         checks.append(functools.partial(check_indices, spec.name, num_clients))
     if spec.plan is not None:
-        # Only the caller knows the number of rounds, on which the last ones depend.
-        many = 1_000_000
-        plans = [spec.round_plan(own, r, many) for r in (0, many - 1)]
+        plans = [spec.round_plan(own, r, MANY_ROUNDS) for r in (0, MANY_ROUNDS - 1)]
         checks.append(functools.partial(check_plan, spec.name, plans))
 
     def check(clients):

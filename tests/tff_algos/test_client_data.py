@@ -255,13 +255,13 @@ def test_a_warning_names_clients_that_do_other_work_than_the_plan(what):
     plan, right, wrong, says = PLANS[what]
     x, y = examples(4)
     make = functools.partial(batch_client, x, y, batch_size=2, order_seed=(0,))
-    nobody = batch_client(x[:0], y[:0], batch_size=2)
+    without_examples = batch_client(x[:0], y[:0], batch_size=2)
     absent = make(participates=False)
     with pytest.warns(RuntimeWarning, match=f"^Client 1 of the cohort {says}"):
         check_plan("it", [plan, plan], [make(**right), make(**wrong)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_plan("it", [plan, plan], [make(**right), nobody, absent])
+        check_plan("it", [plan, plan], [make(**right), without_examples, absent])
         # The last rounds of a method may differ.
         check_plan("it", [plan, RoundPlan()], [make(**wrong)])
 
