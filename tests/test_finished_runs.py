@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from reproduction import items, sweep
+from reproduction import items, run_folders, sweep
 from tools import finished_runs
 
 pytestmark = pytest.mark.slow
@@ -39,6 +39,19 @@ def test_what_comes_back_is_done_and_the_rest_is_not(setup, tmp_path):
     assert first_there.read().clients.equals(first.read().clients)
     recorded = (other / folder).glob("*/hparams.json")
     assert not any(str(tmp_path) in path.read_text() for path in recorded)
+
+
+def test_a_diverged_run_comes_back_as_such(setup, tmp_path):
+    """A search counts it as tried; without it, the search would be unfinished."""
+    root, other, papers = tmp_path / "root", tmp_path / "other", tmp_path / "papers"
+    points = {"fedavg": [{"client_learning_rate": 1e20}]}
+    [run] = items.planned_runs(setup, ["fedavg"], points, [1], root=str(root), max_rounds=2)
+    sweep.execute([run], sweep.Resources())
+    assert run.read().diverged
+    finished_runs.pack(root, f"{setup.paper}/{setup.folder}", papers)
+
+    [there] = finished_runs.unpack(other, papers)
+    assert run_folders.opened(there).diverged
 
 
 def test_a_run_that_is_there_stays_as_it_is(setup, tmp_path):

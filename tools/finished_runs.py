@@ -4,10 +4,10 @@
     python tools/finished_runs.py unpack results/reproduce
 
 An item may take longer than a machine is available. `pack` takes a FOLDER of runs such as
-`fedda/mnist_ae`. It archives the results of the finished runs, without states and event files, in
-`papers/<paper>/unfinished/<folder>.tar.xz`, and the league's in `league/unfinished/`. On another
-machine run `unpack`; `reproduce.py` with this `--root_output_dir` then skips these runs. Once an
-item is recorded, you may delete its archive.
+`fedda/mnist_ae`. It archives the results of the finished and diverged runs, without states and
+event files, in `papers/<paper>/unfinished/<folder>.tar.xz`, and the league's in
+`league/unfinished/`. On another machine run `unpack`; `reproduce.py` with this
+`--root_output_dir` then skips these runs. Once an item is recorded, you may delete its archive.
 """
 
 import io
@@ -19,6 +19,7 @@ import tarfile
 REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
+from simulation.records import outputs
 from tff_suite import command_line, parser
 
 PARSER = parser.Parser(__doc__)
@@ -30,7 +31,7 @@ PARSER.positional("folders", "folders of runs below it, to pack", many=True, req
 LEAGUE = "league"
 # What results, tables and figures are made of; `reproduction.run_folders` reads no other file but
 # data_digests.json, where it is there.
-FILES = ("client_metrics.csv", "hparams.json", "metrics.csv", "summary.json")
+FILES = ("client_metrics.csv", outputs.DIVERGED, "hparams.json", "metrics.csv", "summary.json")
 
 
 def _archive(papers: pathlib.Path, folder: str) -> pathlib.Path:
@@ -48,7 +49,7 @@ def _without_places(text: str, root: pathlib.Path) -> str:
 
 
 def pack(root: pathlib.Path, folder: str, papers: pathlib.Path) -> pathlib.Path:
-    """Writes the archive of the finished runs in a folder; equal runs give equal bytes.
+    """Writes the archive of a folder's finished and diverged runs; equal runs give equal bytes.
 
     Args:
       root: The `--root_output_dir` of the runs.
@@ -59,9 +60,10 @@ def pack(root: pathlib.Path, folder: str, papers: pathlib.Path) -> pathlib.Path:
       The archive.
 
     Raises:
-      SystemExit: If no run in the folder has finished.
+      SystemExit: If no run in the folder has finished or diverged.
     """
-    runs = sorted(path.parent for path in (root / folder).glob("*/summary.json"))
+    ended = ("summary.json", outputs.DIVERGED)
+    runs = sorted({path.parent for name in ended for path in (root / folder).glob(f"*/{name}")})
     runs = [run for run in runs if ".replaced-" not in run.name]
     if not runs:
         raise SystemExit(f"error: no run in {root / folder} has finished.")
