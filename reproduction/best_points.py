@@ -32,6 +32,10 @@ class Best(NamedTuple):
     tried: Sequence[PlannedRun]
 
 
+class UnfinishedError(ReproduceError):
+    """The search of a row is unfinished."""
+
+
 class _UnfinishedError(Exception):
     """Some run has not reached its last round."""
 
@@ -124,7 +128,8 @@ def settled(
       per set-up that chose by test data.
 
     Raises:
-      ReproduceError: If the searches of a row are unfinished.
+      UnfinishedError: If the searches of a row are unfinished.
+      ReproduceError: If every row diverged at every point.
     """
     sources = list(item_files.read_item(setup.home / f"{setup.points_of}.toml").setups.values())
     # Whatever the searches will ask for, at once, since `place` may take a process each time.
@@ -144,7 +149,7 @@ def settled(
         ]
         finished = [one for one in every if one is not None]
         if len(finished) < len(every):
-            raise ReproduceError(
+            raise UnfinishedError(
                 f"{setup.item} {setup.name}: the searches of {row} in {setup.points_of} are "
                 f"unfinished, or were done with other code or data; run --item={setup.points_of} "
                 "first."

@@ -26,15 +26,12 @@ _KEYS = ("workload", "track", "method", "seed")
 
 
 def summary(
-    records: Sequence[Mapping[str, Any]],
-    studies: Sequence[league_studies.Study],
-    finals: Sequence[Mapping[str, Any]],
+    records: Sequence[Mapping[str, Any]], finals: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Returns a record for each method with all studies, best area first.
 
     Args:
       records: From `league_studies.table`.
-      studies: Its studies.
       finals: From `league_studies.finals_of`.
     """
     costs = {m: league_studies.costs_of(records, m) for m in league_studies.MEASURES}
@@ -42,7 +39,7 @@ def summary(
         return []
     areas = {measure: league_studies.area(*found) for measure, found in costs.items()}
     of_final, problems = scaled_finals(finals), league_studies.counted(records)
-    studies = [of for of in studies if (of.workload, of.study) in problems]
+    compared = [r for r in records if (r["workload"], r["study"]) in problems]
     found = []
     first = areas[league_studies.MEASURES[0]]
     for method in sorted(first, key=lambda name: first[name].mean, reverse=True):
@@ -50,7 +47,7 @@ def summary(
         record: dict[str, Any] = {"method": method}
         for measure, of in areas.items():
             record |= _numbers(f"area_{measure}", of[method])
-        record |= _numbers("improvement", league_studies.improvement(studies, method))
+        record |= _numbers("improvement", league_studies.improvement(compared, method))
         record |= _numbers("final", of_final.get(method))
         record |= {"gradients_per_step": cost.gradients, "vectors": cost.down + cost.up}
         found.append(record)

@@ -1,6 +1,7 @@
 """The outcome of the league's studies, and how they are compared; league/RULES.md defines both."""
 
 import collections
+import contextlib
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reproduction import best_points, items, results, statistics
+from reproduction import best_points, items, results, score, statistics
 from reproduction.items import PlannedRun, ReproduceError, Setup
 from reproduction.statistics import Interval
 from simulation.records import outputs
@@ -191,25 +192,25 @@ def _over_studies(strata: Sequence[np.ndarray]) -> Interval:
     )
 
 
-def improvement(studies: Sequence[Study], method: str) -> Interval | None:
+def improvement(records: Sequence[Mapping[str, Any]], method: str) -> Interval | None:
     """Returns the probability that a method has a lower validation loss than the baseline.
 
     Args:
-      studies: Studies of all methods.
+      records: From `table`, of all methods.
       method: The method.
 
     Returns:
       The share of studies in which it is lower, where ties count half, as a mean over workloads
       with a bootstrap interval over studies. `None` if the method lacks a study of the baseline.
     """
-    losses = {(of.workload, of.study, of.method): of.loss for of in studies}
+    losses = {key(r): r["validation_loss"] for r in records}
     wins: dict[str, list[float]] = {}
-    for of in studies:
-        if of.method == BASELINE:
-            own = losses.get((of.workload, of.study, method))
+    for (workload, study_name, name), theirs in losses.items():
+        if name == BASELINE:
+            own = losses.get((workload, study_name, method))
             if own is None:
                 return None
-            wins.setdefault(of.workload, []).append(float(own < of.loss) + 0.5 * (own == of.loss))
+            wins.setdefault(workload, []).append(float(own < theirs) + 0.5 * (own == theirs))
     return _over_studies([np.array(some) for some in wins.values()]) if wins else None
 
 
@@ -238,25 +239,82 @@ def _studies(folder):
     return [setup for setup in every if setup.sample]
 
 
-def table(folder: pathlib.Path, studies: Sequence[Study]) -> list[dict[str, Any]]:
+class Recorded(NamedTuple):
+    """What a league's folder has on record, as a record per line of its CSV files.
+
+    Attributes:
+      studies: From `table`.
+      runs: From `runs_of`.
+      finals: From `finals_of`.
+    """
+
+    studies: Sequence[Mapping[str, Any]] = ()
+    runs: Sequence[Mapping[str, Any]] = ()
+    finals: Sequence[Mapping[str, Any]] = ()
+
+
+def recorded(folder: pathlib.Path) -> Recorded:
+    """Reads what earlier calls have written into a league's folder; cells may be numbers."""
+
+    def read(path):
+        return [{k: _cell(text) for k, text in r.items()} for r in score.lines_of(path)]
+
+    return Recorded(
+        read(folder / "studies.csv"),
+        read(folder / "runs.csv"),
+        [record for path in sorted(folder.glob("*_final.csv")) for record in read(path)],
+    )
+
+
+def _cell(text: str) -> int | float | str:
+    """Returns a cell such that it is written again as it was."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _problem(record):
+    return record["workload"], record["study"]
+
+
+def key(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Returns what a record of `table` or `runs_of` is about: workload, study and method."""
+    return (*_problem(record), record["method"])
+
+
+def table(
+    folder: pathlib.Path, studies: Sequence[Study], before: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """Returns a record for each study: its point, its loss and its costs until the target.
 
-    A study has no target until the baseline's part of it is complete; the cells are blank.
+    A study has no target until the baseline's part of it is complete; the cells are blank. If only
+    other methods have new runs, the recorded target holds.
 
     Args:
       folder: The league's folder.
-      studies: Its studies.
+      studies: Its studies, as far as there are runs.
+      before: The recorded studies. Those without new runs stay, unless their target has changed.
     """
-    records = []
+    records: list[dict[str, Any]] = []
     for setup in _studies(folder):
-        here = [of for of in studies if (of.workload, of.study) == (setup.item, setup.name)]
-        metric, goal = setup.columns[0]["metric"], None
-        for of in here:
-            if of.method == BASELINE:
-                goal = target(of, metric, setup.rounds)
-        for of in here:
+        at = setup.item, setup.name
+        here = {of.method: of for of in studies if (of.workload, of.study) == at}
+        known = {r["method"]: r for r in before if _problem(r) == at}
+        metric: str = setup.columns[0]["metric"]
+        goal: Any = ""
+        if BASELINE in here:
+            goal = target(here[BASELINE], metric, setup.rounds)
+        elif BASELINE in known:
+            goal = known[BASELINE]["target"]
+        for method in setup.rows:
+            of = here.get(method)
+            if of is None:
+                if method in known and known[method]["target"] == goal:
+                    records.append(dict(known[method]))
+                continue
             took = dict.fromkeys(MEASURES, "")
-            if goal is not None:
+            if goal != "":
                 took = reached(of.run, metric, goal)._asdict()
             records.append(
                 {
@@ -265,7 +323,7 @@ def table(folder: pathlib.Path, studies: Sequence[Study]) -> list[dict[str, Any]
                     "method": of.method,
                     "point": "" if of.run is None else _words(of.run.point),
                     "validation_loss": of.loss,
-                    "target": "" if goal is None else goal,
+                    "target": goal,
                     **took,
                 }
             )
@@ -287,7 +345,7 @@ def complete(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     for r in records:
         methods.setdefault(r["workload"], set()).add(r["method"])
         if r["target"] != "":
-            ended.setdefault((r["workload"], r["study"]), set()).add(r["method"])
+            ended.setdefault(_problem(r), set()).add(r["method"])
     return [problem for problem, some in ended.items() if some == methods[problem[0]]]
 
 
@@ -322,8 +380,8 @@ def costs_of(
     problems = counted(records)
     found: dict[str, dict] = {}
     for r in records:
-        if (r["workload"], r["study"]) in problems:
-            found.setdefault(r["method"], {})[r["workload"], r["study"]] = float(r[measure])
+        if _problem(r) in problems:
+            found.setdefault(r["method"], {})[_problem(r)] = float(r[measure])
     costs = {
         method: np.array([own[problem] for problem in problems])
         for method, own in found.items()
@@ -332,7 +390,9 @@ def costs_of(
     return costs, [workload for workload, _ in problems]
 
 
-def finals_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
+def finals_of(
+    folder: pathlib.Path, root: str, before: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """Returns a record for each final run, of tracks whose runs have all ended.
 
     So a track that is under way does not change what the others say, and no mean is over fewer
@@ -341,6 +401,7 @@ def finals_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
     Args:
       folder: The league's folder.
       root: Folder of all results.
+      before: The recorded final runs. They stand for methods without new ones.
 
     Returns:
       Records with `workload`, `track` (`tuned` or `untuned`), `method`, `seed`, and a value for
@@ -348,45 +409,75 @@ def finals_of(folder: pathlib.Path, root: str) -> list[dict[str, Any]]:
     """
     found = []
     for item in items.own_items(str(folder)):
+        workload = item.name.removesuffix("_final")
         for setup in item.setups.values():
             if setup.sample:
                 continue
-            rows = list(setup.rows)
-            if setup.points_of:
-                try:
-                    setup = best_points.settled(setup, rows, root, lambda said: None)[0]
-                except ReproduceError:
-                    continue  # Its searches have not ended.
-            points = {row: setup.points(row) for row in setup.rows}
-            planned = items.planned_runs(setup, setup.rows, points, setup.seeds, root=root)
-            sound = [run for run in planned if not (run.folder / outputs.DIVERGED).exists()]
-            if not all(run.read().summary for run in sound):
-                continue  # Some have not ended.
-            found += [
-                {
-                    "workload": item.name.removesuffix("_final"),
-                    "track": setup.name,
-                    "method": run.row,
-                    "seed": run.seed,
-                    **{c["name"]: results.column_value(run, c) for c in setup.columns},
-                }
-                for run in sound
-            ]
+            known: dict[str, list[Mapping[str, Any]]] = {}
+            for r in before:
+                if (r["workload"], r["track"]) == (workload, setup.name):
+                    known.setdefault(r["method"], []).append(r)
+            ended = {method: _ended(setup, method, root) for method in setup.rows}
+            if not known and None in ended.values():
+                continue
+            for method, runs in ended.items():
+                if runs is None:
+                    found += map(dict, known.get(method, []))
+                    continue
+                for run in runs:
+                    values = {c["name"]: results.column_value(run, c) for c in setup.columns}
+                    keys = {"workload": workload, "track": setup.name}
+                    found.append({**keys, "method": method, "seed": run.seed, **values})
     return found
 
 
-def runs_of(studies: Sequence[Study]) -> list[dict[str, Any]]:
-    """Returns a record for every run of studies, whether it went on or not."""
-    return [
-        {
-            "workload": of.workload,
-            "study": of.study,
-            "method": of.method,
-            "point": _words(run.point),
-            "rounds": run.read().last_round,
-            "diverged": (run.folder / outputs.DIVERGED).exists(),
-            "validation_loss": next(reversed(run.read().values("validation/loss")[1]), ""),
-        }
-        for of in studies
-        for run in of.tried
-    ]
+def _ended(setup: Setup, method: str, root: str) -> list[PlannedRun] | None:
+    """Returns a method's final runs that did not diverge; `None` if some have not ended."""
+    if setup.points_of:
+        try:
+            setup, _ = best_points.settled(setup, [method], root, lambda said: None)
+        except best_points.UnfinishedError:
+            return None
+        except ReproduceError:
+            return []  # It diverged at every point.
+    points = {method: setup.points(method)}
+    planned = items.planned_runs(setup, [method], points, setup.seeds, root=root)
+    sound = [run for run in planned if not (run.folder / outputs.DIVERGED).exists()]
+    return sound if all(run.read().summary for run in sound) else None
+
+
+def runs_of(
+    records: Sequence[Mapping[str, Any]],
+    studies: Sequence[Study],
+    before: Sequence[Mapping[str, Any]] = (),
+) -> list[dict[str, Any]]:
+    """Returns a record for every run of studies, whether it went on or not.
+
+    Args:
+      records: From `table`.
+      studies: Its studies, as far as there are runs.
+      before: The recorded runs. They stand for studies without new ones.
+    """
+    here = {(of.workload, of.study, of.method): of for of in studies}
+    known: dict[tuple, list[Mapping[str, Any]]] = {}
+    for r in before:
+        known.setdefault(key(r), []).append(r)
+    found: list[dict[str, Any]] = []
+    for record in records:
+        of = here.get(key(record))
+        if of is None:
+            found += map(dict, known.get(key(record), []))
+            continue
+        found += [
+            {
+                "workload": of.workload,
+                "study": of.study,
+                "method": of.method,
+                "point": _words(run.point),
+                "rounds": run.read().last_round,
+                "diverged": (run.folder / outputs.DIVERGED).exists(),
+                "validation_loss": next(reversed(run.read().values("validation/loss")[1]), ""),
+            }
+            for run in of.tried
+        ]
+    return found

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 import types
 
 import numpy as np
@@ -124,7 +125,8 @@ def test_a_study_is_its_best_point_and_its_cost_to_the_target(folder, tmp_path):
     assert workloads == ["toy"]
     means = {method: of.mean for method, of in league_studies.area(costs, workloads).items()}
     assert means == {"fedavg": pytest.approx(2.5 / 3), "fedsam": 1.0}
-    assert league_studies.improvement(studies, "fedsam").mean == 0.5, "the same validation loss"
+    tie = league_studies.improvement(list(records.values()), "fedsam")
+    assert tie.mean == 0.5, "the same validation loss"
 
 
 def test_a_search_on_its_way_is_no_study(folder, tmp_path):
@@ -161,6 +163,38 @@ def test_without_the_baseline_there_is_no_target(folder, tmp_path, capsys):
     assert "No study is complete" in capsys.readouterr().out
 
 
+def test_what_is_recorded_stays_where_there_are_no_new_runs(folder, tmp_path, capsys):
+    """An own method joins on a machine that has none of the other methods' runs."""
+    setup, both, new = _setup(folder), str(tmp_path / "both"), str(tmp_path / "new")
+    _carry_out(setup, "fedavg", both, 0.1)
+    _carry_out(setup, "fedsam", both, 0.2)
+    assert league.main([f"--root={both}", f"--folder={folder}"]) == 0
+    pages = ("studies.csv", "runs.csv", "summary.csv", "README.md")
+    whole = {name: (folder / name).read_bytes() for name in pages}
+    for name in ("studies.csv", "runs.csv"):
+        lines = (folder / name).read_text().splitlines(keepends=True)
+        (folder / name).write_text("".join(line for line in lines if "fedsam" not in line))
+
+    _carry_out(setup, "fedsam", new, 0.2)
+    capsys.readouterr()
+    assert league.main([f"--root={new}", f"--folder={folder}"]) == 0
+    assert {name: (folder / name).read_bytes() for name in pages} == whole
+    assert f"2 studies in {folder / 'studies.csv'}, 1 of them from" in capsys.readouterr().out
+
+    # Other runs of FedAvg give another target, to which FedSAM's costs are not known.
+    other = str(tmp_path / "other")
+    _carry_out(setup, "fedavg", other, 0.3)
+    assert league.main([f"--root={other}", f"--folder={folder}"]) == 0
+    assert "1 recorded studies are left out" in capsys.readouterr().out
+    assert "fedsam" not in (folder / "runs.csv").read_text()
+
+
+def test_a_missing_root_changes_nothing(folder, tmp_path, capsys):
+    assert league.main([f"--root={tmp_path / 'none'}", f"--folder={folder}"]) != 0
+    assert "There is no folder" in capsys.readouterr().err
+    assert not (folder / "studies.csv").exists()
+
+
 def test_the_command_writes_a_table(folder, tmp_path, capsys):
     setup, root = _setup(folder), str(tmp_path / "results")
     _carry_out(setup, "fedavg", root, 0.1)
@@ -179,9 +213,10 @@ def test_the_command_writes_a_table(folder, tmp_path, capsys):
     assert (folder / "profiles.png").exists()
 
 
-def _record(workload, study, method, rounds):
+def _record(workload, study, method, rounds, loss=1.0):
     costs = dict.fromkeys(league_studies.MEASURES, rounds)
-    return {"workload": workload, "study": study, "method": method, "target": 0.5, **costs}
+    known = {"workload": workload, "study": study, "method": method, "target": 0.5}
+    return {**known, "validation_loss": loss, **costs}
 
 
 def test_a_study_counts_once_all_methods_have_ended_it():
@@ -193,26 +228,21 @@ def test_a_study_counts_once_all_methods_have_ended_it():
 def test_a_workload_under_way_does_not_change_what_the_others_say():
     some = [_record("new", "study1", m, n) for m, n in (("fedavg", 5), ("fedsam", 50))]
     assert league_studies.counted(some) == [("new", "study1")]
-    whole, studies = _league(0.5)
+    whole = _league(0.5)
     assert league_studies.counted([*some, *whole]) == league_studies.complete(whole)
-    assert league_page.summary([*some, *whole], studies, []) == league_page.summary(
-        whole, studies, []
-    )
+    assert league_page.summary([*some, *whole], []) == league_page.summary(whole, [])
 
 
 def _league(own_loss):
     """Three studies in which FedSAM takes half of FedAvg's rounds."""
-    names = [f"study{k}" for k in (1, 2, 3)]
-    records = [_record("w", s, m, n) for s in names for m, n in (("fedavg", 20), ("fedsam", 10))]
-    losses = {"fedavg": 1.0, "fedsam": own_loss}
-    studies = [league_studies.Study("w", s, m, None, losses[m]) for s in names for m in losses]
-    return records, studies
+    of_methods = ("fedavg", 20, 1.0), ("fedsam", 10, own_loss)
+    return [_record("w", f"study{k}", *of) for k in (1, 2, 3) for of in of_methods]
 
 
 @pytest.mark.parametrize(("loss", "is_better"), [(0.5, True), (1.0, False), (2.0, False)])
 def test_a_claim_needs_both_intervals(loss, is_better):
-    records, studies = _league(loss)
-    methods = {r["method"]: r for r in league_page.summary(records, studies, [])}
+    records = _league(loss)
+    methods = {r["method"]: r for r in league_page.summary(records, [])}
     assert methods["fedsam"]["area_rounds"] == 1.0
     assert methods["fedavg"]["area_rounds"] == pytest.approx(2 / 3, abs=1e-4)
     assert league_page.better(methods["fedsam"], methods["fedavg"]) == is_better
@@ -229,7 +259,7 @@ def test_a_claim_needs_both_intervals(loss, is_better):
 
 
 def test_methods_that_end_above_the_baseline_on_test_data_are_named():
-    records, studies = _league(2.0)
+    records = _league(2.0)
 
     def told(*of_workloads, others=()):
         finals = [
@@ -238,7 +268,7 @@ def test_methods_that_end_above_the_baseline_on_test_data_are_named():
             for m, some in (("fedavg", (0.5, 0.51, 0.49)), ("fedsam", own))
             for k, v in enumerate(some)
         ]
-        methods = league_page.summary(records, studies, finals)
+        methods = league_page.summary(records, finals)
         return league_page._advice(methods, ["w"], 3, [*finals, *others])[2:]
 
     first = ["Try FedAvg first, and tune both its rates."]
@@ -258,13 +288,13 @@ def test_methods_that_end_above_the_baseline_on_test_data_are_named():
 
 
 def test_a_claim_does_not_hide_the_table_of_test_data():
-    records, studies = _league(0.5)
+    records = _league(0.5)
     finals = [
         {"workload": "w", "track": "tuned", "method": m, "seed": k, "accuracy": v + k / 100}
         for m, v in (("fedavg", 0.5), ("fedsam", 0.6))
         for k in (1, 2, 3)
     ]
-    told = league_page._advice(league_page.summary(records, studies, finals), ["w"], 3, finals)
+    told = league_page._advice(league_page.summary(records, finals), ["w"], 3, finals)
     assert "rounds to the target: FedSAM. *Clearly*" in told[0]
     assert told[-1] == "| `w` | accuracy | FedSAM (1.19) |"
 
@@ -306,13 +336,19 @@ def test_final_runs_count_once_all_of_a_track_have_ended(folder, tmp_path):
     assert [(r["method"], r["seed"], r["accuracy"]) for r in found] == [
         (run.row, run.seed, number / 10) for number, run in enumerate(runs) if number
     ]
+    # On record, they stay without their runs; with runs of one method, those of the other one.
+    assert league_studies.finals_of(folder, str(tmp_path / "none"), found) == found
+    for run in runs[2:]:
+        shutil.rmtree(run.folder)
+    before = [{**r, "accuracy": -1.0} for r in found]
+    assert league_studies.finals_of(folder, root, before) == [*found[:1], *before[1:]]
     # The diverged run leaves one seed, which has no spread.
     lines = list(league_page._finals(found))
     assert any(line.startswith("| FedAvg | 0.1000 | 1 |") for line in lines), lines
 
 
 def test_what_holds_for_a_part_of_the_workloads_says_so():
-    whole, studies = _league(2.0)
+    whole = _league(2.0)
     names = [f"study{k}" for k in (1, 2, 3)]
     of_v = [_record("v", s, m, 10) for s in names for m in ("fedavg", "scaffold")]
     finals = [
@@ -321,12 +357,12 @@ def test_what_holds_for_a_part_of_the_workloads_says_so():
         for s in (11, 12)
     ]
     records = [*whole, *of_v]
-    methods = league_page.summary(records, studies, finals)
+    methods = league_page.summary(records, finals)
     page = "\n".join(league_page._page(records, methods, methods, finals, ["w", "x"]))
     assert "Not ranked, since it has not run on all of them: FedSAM, SCAFFOLD." in page
     assert "over workloads and five fresh seeds, so far only on `w`." in page
     assert "Not complete yet: `x`." in page
-    methods = league_page.summary(whole, studies, finals)
+    methods = league_page.summary(whole, finals)
     page = "\n".join(league_page._page(whole, methods, methods, finals, ["w"]))
     assert "Not ranked" not in page and "Not complete" not in page and "so far only" not in page
 
