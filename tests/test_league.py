@@ -115,7 +115,7 @@ def test_an_own_method_joins_with_one_line(tmp_path):
 
     def run(*command):
         return subprocess.run(
-            [sys.executable, *command], cwd=_REPO, capture_output=True, text=True, timeout=280
+            [sys.executable, *command], cwd=_REPO, capture_output=True, text=True, timeout=600
         )
 
     written = run("tools/league.py", f"--folder={folder}")
@@ -128,3 +128,16 @@ def test_an_own_method_joins_with_one_line(tmp_path):
     assert "clipped_fedavg: " in done.stdout and "found by successive halving" in done.stdout
     folders = {p.parent.name for p in (tmp_path / "results").rglob("metrics.csv")}
     assert len(folders) == 2 and all("clip_norm=" in name for name in folders)
+
+    # The other methods keep what is recorded; then the own method does, too.
+    recorded = (folder / "studies.csv").read_text().splitlines()
+    for root in ("results", "none"):
+        (tmp_path / root).mkdir(exist_ok=True)
+        told = run("-m", "reproduction.league", f"--folder={folder}", f"--root={tmp_path / root}")
+        assert told.returncode == 0, told.stderr
+        lines = (folder / "studies.csv").read_text().splitlines()
+        (own,) = [line for line in lines if line not in recorded]
+        assert own.startswith("synthetic,study1,clipped_fedavg,--client_learning_rate=")
+        assert [line for line in lines if line != own] == recorded
+        runs = (folder / "runs.csv").read_text().splitlines()
+        assert sum(",clipped_fedavg," in line for line in runs) == 2
