@@ -130,7 +130,7 @@ def hparams(
         Hparam(
             name="num_validation",
             default=0,
-            help=f"Training images held out at random, of which no client has any. {validation}",
+            help=f"Training images held out at random; no client has them. {validation}",
             source="FedOpt, AdaFedAdam, FedCAda: none",
             minimum=0,
         ),

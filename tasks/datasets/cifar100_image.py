@@ -53,7 +53,7 @@ SPEC = TaskSpec(
         alpha=(0.1, "FedOpt; AdaFed: 0.5 and 0.05"),
         size=32,
         distorted=True,
-        validation="AdaFed trains on 40,000 images, which 10000 leaves.",
+        validation="With 10000, clients share 40,000 images, as in AdaFed.",
         init=settings.init("keras", "FedOpt (TFF); AdaFedAdam, AdaFed and FedCAda: torch"),
         own=(
             Hparam(

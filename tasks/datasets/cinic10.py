@@ -32,7 +32,7 @@ SPEC = TaskSpec(
         alpha=(0.5, "AdaFed, CINIC-10"),
         size=32,
         distorted=False,
-        validation="`valid`, another 90,000 images, is not read without with_valid.",
+        validation="Images of `valid` are among them only if `with_valid` is set.",
         init=settings.init("torch", "AdaFed (PyTorch)"),
         own=(
             Hparam(

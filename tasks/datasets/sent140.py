@@ -120,9 +120,9 @@ SPEC = TaskSpec(
             name="min_examples",
             default=1,
             help=(
-                "Fewest tweets, train and test, of an account that is a client. AdaFedAdam has "
-                "697 accounts and does not say by which rule: in the full set 877 accounts have "
-                "more than 50 tweets, 604 more than 60."
+                "Leaves out accounts with fewer tweets, training and test together. AdaFedAdam "
+                "does not say how it chose its 697 accounts. In the full set, 877 have more than "
+                "50 tweets, and 604 more than 60."
             ),
             source="choice",
             minimum=1,

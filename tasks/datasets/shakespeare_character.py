@@ -159,7 +159,7 @@ SPEC = TaskSpec(
         Hparam(
             name="min_examples",
             default=1,
-            help="Fewest examples, train and test, of a role that may be drawn.",
+            help="Leaves out roles with fewer examples, training and test together.",
             source="FedOpt; AdaFed's second setup: 10000",
             minimum=1,
         ),

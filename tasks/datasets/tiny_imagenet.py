@@ -28,8 +28,8 @@ SPEC = TaskSpec(
         alpha=(0.05, "AdaFed, TinyImageNet"),
         size=64,
         distorted=False,
-        validation="The official test images have no labels: where these settings say "
-        "official test images, the 10,000 of `val` are meant.",
+        validation="The official test images have no labels. In these settings, the name stands "
+        "for the 10,000 of `val`.",
         init=settings.init("torch", "AdaFed (PyTorch)"),
     ),
     metrics=("accuracy",),
