@@ -109,13 +109,29 @@ def is_done(run: PlannedRun) -> bool:
     )
 
 
+def has_diverged(run: PlannedRun) -> bool:
+    """Returns whether the run's folder holds a run with its settings that diverged.
+
+    Raises:
+      HparamError: If the run's flags are wrong.
+    """
+    request = run.request()
+    try:
+        recorded = (run.read().recorded or {}).get("flags")
+        return (
+            run.read().diverged and isinstance(recorded, dict) and has_settings(request, recorded)
+        )
+    except RunError:
+        return False  # The run itself will report the damage.
+
+
 def execute(
     runs: Sequence[PlannedRun],
     resources: Resources,
     max_minutes: float | None = None,
     check: Callable[[PlannedRun], None] | None = None,
 ) -> dict[PlannedRun, Outcome]:
-    """Carries out the runs that are not complete.
+    """Carries out the runs that are not complete. A run that diverged is not repeated.
 
     Args:
       runs: The runs; complete ones are skipped.
@@ -126,20 +142,45 @@ def execute(
         that it raises ends the sweep.
 
     Returns:
-      The outcome of each run that was not complete before.
+      The outcome of each run that was not complete before, diverged ones included.
 
     Raises:
       ReproduceError: If Ray can't be reached, or runs failed. Divergence does not count as failure.
     """
-    missing = []
+    missing, outcomes = [], {}
     for run in runs:
-        if not is_done(run):
+        if is_done(run):
+            if check:
+                check(run)
+        elif has_diverged(run):
+            # On another machine it might not diverge, and the table would have both outcomes.
+            outcomes[run] = Outcome(DIVERGED, "")
+        else:
             missing.append(run)
-        elif check:
-            check(run)
     _tell_reused(runs, missing)
-    if not missing:
-        return {}
+    if missing:
+        outcomes |= _carried_out(missing, runs, resources, max_minutes, check)
+    for run, outcome in outcomes.items():
+        if outcome.code == DIVERGED:
+            print(f"{run.name} diverged; the other runs continued.", flush=True)
+    failed = {r: o for r, o in outcomes.items() if o.code not in (0, DIVERGED)}
+    if failed:
+        told = "; ".join(
+            f"{run.name} ({'lost' if o.code is None else f'exit code {o.code}'}: {o.said})"
+            for run, o in failed.items()
+        )
+        raise ReproduceError(f"{len(failed)} of {len(missing)} runs failed: {told}")
+    return outcomes
+
+
+def _carried_out(
+    missing: list[PlannedRun],
+    runs: Sequence[PlannedRun],
+    resources: Resources,
+    max_minutes: float | None,
+    check: Callable[[PlannedRun], None] | None,
+) -> dict[PlannedRun, Outcome]:
+    """Executes the missing ones of `runs`; returns their outcomes in order."""
     # A row that cannot run at all shows at the beginning.
     first = {run.row: run for run in reversed(missing)}
     missing.sort(key=lambda run: run is not first[run.row])
@@ -147,7 +188,7 @@ def execute(
         missing[0].folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ReproduceError(f"Cannot use {e.filename}: {e.strerror}.") from e
-    outcomes = {}
+    outcomes: dict[PlannedRun, Outcome] = {}
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
     with board.Board(missing, runs) as shown:
         for _ in range(resources.retries + 1):
@@ -163,18 +204,7 @@ def execute(
                 "The connection to the cluster's machine that starts runs was lost "
                 f"{resources.retries + 1} times; run the same command again to resume."
             )
-    outcomes = {run: outcomes[run] for run in missing}
-    for run, outcome in outcomes.items():
-        if outcome.code == DIVERGED:
-            print(f"{run.name} diverged; the other runs continued.", flush=True)
-    failed = {r: o for r, o in outcomes.items() if o.code not in (0, DIVERGED)}
-    if failed:
-        told = "; ".join(
-            f"{run.name} ({'lost' if o.code is None else f'exit code {o.code}'}: {o.said})"
-            for run, o in failed.items()
-        )
-        raise ReproduceError(f"{len(failed)} of {len(missing)} runs failed: {told}")
-    return outcomes
+    return {run: outcomes[run] for run in missing}
 
 
 def _tell_reused(runs: Sequence[PlannedRun], missing: Sequence[PlannedRun]) -> None:

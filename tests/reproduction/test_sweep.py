@@ -192,6 +192,29 @@ def test_a_run_stopped_on_its_way_to_more_rounds_is_ended_where_it_is(
     assert asked == [10, 10, 25]
 
 
+def test_a_run_that_diverged_is_not_repeated(monkeypatch, tmp_path, flagfile, capsys):
+    """With other settings, or as a run that was merely stopped, it is."""
+    started = []
+    connect_to(monkeypatch, [Connection(started)])
+    runs = sweep_driver.short_runs(flagfile, tmp_path, 3)
+    diverged, other, stopped = runs
+    for run in runs:
+        run.folder.mkdir(parents=True)
+        flags = dict(run.request().in_force)
+        if run is other:
+            flags["client_learning_rate"] = 99.0
+        (run.folder / "hparams.json").write_text(json.dumps({"flags": flags}))
+        if run is not stopped:
+            (run.folder / "diverged.json").write_text('{"reason": "too large"}')
+    outcomes = sweep.execute(runs, sweep.Resources())
+    assert started == [other.folder.name, stopped.folder.name]
+    assert outcomes[diverged].code == sweep.DIVERGED
+    out = capsys.readouterr().out
+    assert f"{diverged.name} diverged; the other runs continued." in out
+    assert "1 of 3 runs are done already and reused" in out
+    assert sweep.execute([diverged], sweep.Resources()) == {diverged: outcomes[diverged]}
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_damaged_run_does_not_end_the_sweep_that_shows_it(tmp_path, monkeypatch, terminal):
     """It fails by itself, is named in the end, and the others go on."""
