@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     summary = league_page.summary(records, finals)
     if summary:
         results.write_csv(folder / "summary.csv", summary)
-    league_page.write(folder, records, summary, finals)
+    league_page.write(folder, records, runs, summary, finals)
     with tables.printed(options.json) as results_:
         results_.say(
             f"{len(records)} studies in {folder / 'studies.csv'}, {len(studies)} of them from runs "

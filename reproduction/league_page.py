@@ -1,6 +1,7 @@
 """The league's page: performance profiles, a table of methods, and what the intervals carry."""
 
 import collections
+import contextlib
 import math
 import pathlib
 import tomllib
@@ -21,6 +22,8 @@ _CLEARLY = (
 )
 # Methods in the figure: the baseline and the best of the others.
 _DRAWN = 8
+# A setting with fewer values, such as a choice, has no ends.
+_FEW = 8
 # Columns of a final run that are no measure.
 _KEYS = ("workload", "track", "method", "seed")
 
@@ -128,9 +131,54 @@ def _ending_higher(
     return dict(sorted(ahead.items(), key=lambda one: one[1], reverse=True))
 
 
+def at_edges(
+    records: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, str], list[str]]:
+    """Returns which methods' best points lie at an end of a range, so that it may be too narrow.
+
+    Args:
+      records: From `league_studies.table`.
+      runs: From `league_studies.runs_of`.
+
+    Returns:
+      Setting and `highest` or `lowest` → the methods whose best value was one of the two highest or
+      lowest that were tried, in at least half of their studies. Settings with few values are left
+      out.
+    """
+    tried: dict[tuple, set[float]] = {}
+    for run in runs:
+        for flag, value in _numbers_of(run["point"]).items():
+            tried.setdefault((*league_studies.key(run), flag), set()).add(value)
+    found: dict[tuple[str, str], dict[str, list[bool]]] = {}
+    for record in records:
+        for flag, value in _numbers_of(record["point"]).items():
+            values = sorted(tried.get((*league_studies.key(record), flag), ()))
+            if len(values) < _FEW:
+                continue
+            for end, some in (("highest", values[-2:]), ("lowest", values[:2])):
+                of_end = found.setdefault((flag, end), {})
+                of_end.setdefault(record["method"], []).append(value in some)
+    often = {
+        where: [method for method, hits in of.items() if sum(hits) * 2 >= len(hits)]
+        for where, of in found.items()
+    }
+    return {where: methods for where, methods in often.items() if methods}
+
+
+def _numbers_of(point: str) -> dict[str, float]:
+    """Returns the settings of a point whose values are numbers."""
+    found = {}
+    for part in str(point).split():
+        flag, _, value = part.removeprefix("--").partition("=")
+        with contextlib.suppress(ValueError):
+            found[flag] = float(value)
+    return found
+
+
 def write(
     folder: pathlib.Path,
     records: Sequence[Mapping[str, Any]],
+    runs: Sequence[Mapping[str, Any]],
     methods: Sequence[Mapping[str, Any]],
     finals: Sequence[Mapping[str, Any]],
 ) -> None:
@@ -139,6 +187,7 @@ def write(
     Args:
       folder: The league's folder.
       records: From `league_studies.table`.
+      runs: From `league_studies.runs_of`.
       methods: From `summary`.
       finals: From `league_studies.finals_of`.
     """
@@ -148,7 +197,7 @@ def write(
     planned = [
         path.stem for path in sorted(folder.glob("*.toml")) if not path.stem.endswith("_final")
     ]
-    text = "\n".join(_page(records, methods, ranked, finals, planned))
+    text = "\n".join(_page(records, runs, methods, ranked, finals, planned))
     writing.write_atomically(folder / PAGE, text.encode())
 
 
@@ -186,6 +235,7 @@ def _draw(path: pathlib.Path, records: Sequence[Mapping[str, Any]], ranked: Sequ
 
 def _page(
     records: Sequence[Mapping[str, Any]],
+    runs: Sequence[Mapping[str, Any]],
     methods: Sequence[Mapping[str, Any]],
     ranked: Sequence[Mapping[str, Any]],
     finals: Sequence[Mapping[str, Any]],
@@ -246,6 +296,7 @@ def _page(
             "",
             *_table(ranked),
             "",
+            *_on_ranges([r for r in records if (r["workload"], r["study"]) in problems], runs),
         )
     others = [record for record in methods if record not in ranked]
     if others:
@@ -272,6 +323,24 @@ def _page(
         ),
         "",
     )
+
+
+def _on_ranges(
+    records: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yields what the best points say about the ranges that were searched."""
+    edges = at_edges(records, runs)
+    if edges:
+        yield from (
+            "A wider range might serve some methods better. In at least half of their studies, the "
+            "best value was one of the two at an end of those tried:",
+            "",
+            *(
+                f"- the {end} `--{flag}`: {', '.join(map(_name, methods))}"
+                for (flag, end), methods in sorted(edges.items())
+            ),
+            "",
+        )
 
 
 def _advice(

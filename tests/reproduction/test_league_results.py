@@ -216,7 +216,7 @@ def test_the_command_writes_a_table(folder, tmp_path, capsys):
 def _record(workload, study, method, rounds, loss=1.0):
     costs = dict.fromkeys(league_studies.MEASURES, rounds)
     known = {"workload": workload, "study": study, "method": method, "target": 0.5}
-    return {**known, "validation_loss": loss, **costs}
+    return {**known, "point": "", "validation_loss": loss, **costs}
 
 
 def test_a_study_counts_once_all_methods_have_ended_it():
@@ -358,13 +358,42 @@ def test_what_holds_for_a_part_of_the_workloads_says_so():
     ]
     records = [*whole, *of_v]
     methods = league_page.summary(records, finals)
-    page = "\n".join(league_page._page(records, methods, methods, finals, ["w", "x"]))
+    page = "\n".join(league_page._page(records, [], methods, methods, finals, ["w", "x"]))
     assert "Not ranked, since it has not run on all of them: FedSAM, SCAFFOLD." in page
     assert "over workloads and five fresh seeds, so far only on `w`." in page
     assert "Not complete yet: `x`." in page
     methods = league_page.summary(whole, finals)
-    page = "\n".join(league_page._page(whole, methods, methods, finals, ["w"]))
+    page = "\n".join(league_page._page(whole, [], methods, methods, finals, ["w"]))
     assert "Not ranked" not in page and "Not complete" not in page and "so far only" not in page
+
+
+def test_best_points_at_an_end_of_the_range_are_named():
+    """In half of the studies or more; a setting with few values has no ends."""
+    rates = [10.0**-k for k in range(8)]
+
+    def run(study, method, rate, a):
+        point = f"--client_learning_rate={rate} --a={a} --loss=all"
+        return {"workload": "w", "study": study, "method": method, "point": point}
+
+    names = ("study1", "study2")
+    runs = [
+        run(s, m, rate, a)
+        for s in names
+        for m in ("fedavg", "fedsam", "scaffold")
+        for rate in rates
+        for a in (0.1, 0.9)
+    ]
+    best = {"fedavg": (0.1, 0.01), "fedsam": (0.01, 1e-3), "scaffold": (1e-7, 1e-6)}
+    records = [run(s, m, best[m][k], 0.9) for k, s in enumerate(names) for m in best]
+    found = league_page.at_edges(records, runs)
+    assert found == {
+        ("client_learning_rate", "highest"): ["fedavg"],
+        ("client_learning_rate", "lowest"): ["scaffold"],
+    }
+    told = list(league_page._on_ranges(records, runs))
+    assert "- the highest `--client_learning_rate`: FedAvg" in told
+    assert "- the lowest `--client_learning_rate`: SCAFFOLD" in told
+    assert list(league_page._on_ranges(records, [])) == []
 
 
 def test_final_scores_count_methods_with_all_seeds_of_the_baseline():
