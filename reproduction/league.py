@@ -49,7 +49,10 @@ def main(arguments: list[str]) -> int:
     for workload in dict.fromkeys(record["workload"] for record in finals):
         some = [record for record in finals if record["workload"] == workload]
         results.write_csv(folder / f"{workload}_final.csv", some)
-    summary = league_page.summary(records, finals)
+    narrow = league_page.chosen(folder)
+    summary = league_page.summary(
+        league_page.of_all(records, narrow), league_page.of_all(finals, narrow)
+    )
     if summary:
         results.write_csv(folder / "summary.csv", summary)
     league_page.write(folder, records, runs, summary, finals)

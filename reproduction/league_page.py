@@ -5,7 +5,7 @@ import contextlib
 import math
 import pathlib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -192,19 +192,59 @@ def write(
       finals: From `league_studies.finals_of`.
     """
     ranked = [record for record in methods if record["method"] not in outside(folder)]
+    narrow = chosen(folder)
     if ranked:
-        _draw(folder / FIGURE, records, [record["method"] for record in ranked])
+        names = [record["method"] for record in ranked]
+        _draw(folder / FIGURE, of_all(records, narrow), names)
     planned = [
         path.stem for path in sorted(folder.glob("*.toml")) if not path.stem.endswith("_final")
     ]
-    text = "\n".join(_page(records, runs, methods, ranked, finals, planned))
+    text = "\n".join(_page(records, runs, methods, ranked, finals, planned, narrow))
     writing.write_atomically(folder / PAGE, text.encode())
 
 
 def outside(folder: pathlib.Path) -> set[str]:
     """Returns the methods that run outside the ranking."""
+    return set(_settings(folder).get("outside", ()))
+
+
+def chosen(folder: pathlib.Path) -> set[str]:
+    """Returns the workloads on which only the best methods of the others run."""
+    workloads = _settings(folder).get("workloads", {})
+    return {name for name, workload in workloads.items() if "only" in workload}
+
+
+def _settings(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "settings" / "league.toml"
-    return set(tomllib.loads(path.read_text("utf-8"))["outside"]) if path.is_file() else set()
+    return tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def of_all(
+    records: Sequence[Mapping[str, Any]], narrow: Collection[str]
+) -> list[Mapping[str, Any]]:
+    """Returns the records of workloads on which all methods run.
+
+    Args:
+      records: Studies or final runs.
+      narrow: The other workloads, from `chosen`.
+    """
+    return [record for record in records if record["workload"] not in narrow]
+
+
+def _of_best(
+    records: Sequence[Mapping[str, Any]],
+    finals: Sequence[Mapping[str, Any]],
+    narrow: Collection[str],
+) -> list[dict[str, Any]]:
+    """Returns `summary` over all workloads, for the methods that run on all of them.
+
+    It is empty until the studies of the workloads in `narrow` are done.
+    """
+    best = {record["method"] for record in records if record["workload"] in narrow}
+    some = [record for record in records if record["method"] in best]
+    if not best or not set(narrow) <= {name for name, _ in league_studies.counted(some)}:
+        return []
+    return summary(some, [record for record in finals if record["method"] in best])
 
 
 def _draw(path: pathlib.Path, records: Sequence[Mapping[str, Any]], ranked: Sequence[str]) -> None:
@@ -240,8 +280,10 @@ def _page(
     ranked: Sequence[Mapping[str, Any]],
     finals: Sequence[Mapping[str, Any]],
     planned: Sequence[str],
+    narrow: Collection[str] = (),
 ) -> Iterator[str]:
-    problems = league_studies.counted(records)
+    wide = of_all(records, narrow)
+    problems = league_studies.counted(wide)
     workloads = list(dict.fromkeys(workload for workload, _ in problems))
     ended = collections.Counter(workload for workload, _ in league_studies.complete(records))
     done = [
@@ -250,13 +292,13 @@ def _page(
     ]
     left = [name for name in planned if ended[name] < league_studies.STUDIES]
     waiting = f" Not complete yet: {_listed(left)}." if left else ""
-    ran = {r["method"] for r in records if (r["workload"], r["study"]) in problems}
+    ran = {r["method"] for r in wide if (r["workload"], r["study"]) in problems}
     elsewhere = sorted(ran - {r["method"] for r in methods}) if methods else []
     lacking = ""
     if elsewhere:
         names = ", ".join(map(_name, elsewhere))
         lacking = f" Not ranked, since it has not run on all of them: {names}."
-    tested = {record["workload"] for record in finals if record["track"] == "tuned"}
+    tested = {r["workload"] for r in of_all(finals, narrow) if r["track"] == "tuned"}
     # Where test data were used, if not yet everywhere.
     only = _listed(sorted(tested)) if tested and tested != set(workloads) else ""
     yield from (
@@ -270,7 +312,7 @@ def _page(
         "",
         "## Which should I try first?",
         "",
-        *_advice(ranked, workloads, len(problems), finals),
+        *_advice(ranked, workloads, len(problems), finals, narrow),
         "",
     )
     if ranked:
@@ -296,7 +338,7 @@ def _page(
             "",
             *_table(ranked),
             "",
-            *_on_ranges([r for r in records if (r["workload"], r["study"]) in problems], runs),
+            *_on_ranges([r for r in wide if (r["workload"], r["study"]) in problems], runs),
         )
     others = [record for record in methods if record not in ranked]
     if others:
@@ -304,6 +346,17 @@ def _page(
             "Outside the ranking:",
             "",
             *_table(others),
+            "",
+        )
+    if best := _of_best(records, finals, narrow):
+        yield from (
+            f"## The best methods, with {_listed(sorted(narrow))}",
+            "",
+            f"These methods also ran on {_listed(sorted(narrow))}: FedAvg, and those that are best "
+            "on the other workloads. The numbers are over all workloads. Areas are relative to the "
+            "best of these methods.",
+            "",
+            *_table(best),
             "",
         )
     for track, title in (("tuned", "Test data"), ("untuned", "Without tuning")):
@@ -348,6 +401,7 @@ def _advice(
     workloads: Sequence[str],
     studies: int,
     finals: Sequence[Mapping[str, Any]] = (),
+    narrow: Collection[str] = (),
 ) -> list[str]:
     if not workloads or studies < league_studies.STUDIES * len(workloads):
         return [
@@ -358,7 +412,7 @@ def _advice(
     if baseline is None:
         return ["No answer yet: FedAvg's studies are not done."]
     ahead = [record for record in ranked if better(record, baseline)]
-    of_finals = _on_test_data(ranked, finals)
+    of_finals = _on_test_data(ranked, finals, narrow)
     where = _listed(workloads)
     if not ahead:
         told = [
@@ -395,7 +449,9 @@ def _advice(
 
 
 def _on_test_data(
-    ranked: Sequence[Mapping[str, Any]], finals: Sequence[Mapping[str, Any]]
+    ranked: Sequence[Mapping[str, Any]],
+    finals: Sequence[Mapping[str, Any]],
+    narrow: Collection[str] = (),
 ) -> list[str]:
     """Returns a table of the methods that end above tuned FedAvg on test data; empty if none do."""
     ahead, rows = [], []
@@ -404,11 +460,12 @@ def _on_test_data(
     for workload in dict.fromkeys(record["workload"] for record in tuned):
         some = [record for record in tuned if record["workload"] == workload]
         of_workload = _ending_higher(ranked, some)
-        ahead.append(of_workload.keys())
+        if workload not in narrow:
+            ahead.append(of_workload.keys())
         metric = next(key for key in some[0] if key not in _KEYS)
         shown = [f"{_name(m)} ({of:.2f})" for m, of in of_workload.items()]
         rows.append(f"| `{workload}` | {metric} | {', '.join(shown) or 'none'} |")
-    if not any(ahead):
+    if all(row.endswith(" | none |") for row in rows):
         return []
     told = [
         "",
@@ -416,7 +473,8 @@ def _on_test_data(
     ]
     if len(ahead) > 1:
         always = [_name(r["method"]) for r in ranked if all(r["method"] in some for some in ahead)]
-        told.append(f"On every workload: {', '.join(always) or 'none'}.")
+        which = "every workload that all methods ran on" if narrow else "every workload"
+        told.append(f"On {which}: {', '.join(always) or 'none'}.")
     return [*told, "", "| workload | metric | ahead |", "| --- | --- | --- |", *rows]
 
 

@@ -367,6 +367,41 @@ def test_what_holds_for_a_part_of_the_workloads_says_so():
     assert "Not ranked" not in page and "Not complete" not in page and "so far only" not in page
 
 
+def test_a_workload_of_the_best_methods_alone_has_a_table_of_its_own():
+    """It takes nobody out of the ranking over the other workloads."""
+    names = [f"study{k}" for k in (1, 2, 3)]
+    every = [
+        _record("w", s, m, n)
+        for s in names
+        for m, n in (("fedavg", 20), ("fedsam", 10), ("scaffold", 40))
+    ]
+    narrow = [_record("v", s, m, n) for s in names for m, n in (("fedavg", 5), ("fedsam", 20))]
+    finals = [
+        {"workload": w, "track": "tuned", "method": m, "seed": s, "accuracy": v + s / 1000}
+        for w, m, v in (
+            *(("w", "fedavg", 0.5), ("w", "fedsam", 0.4), ("w", "scaffold", 0.4)),
+            *(("v", "fedavg", 0.5), ("v", "fedsam", 0.6)),
+        )
+        for s in (11, 12)
+    ]
+
+    def page(records):
+        methods = league_page.summary(every, league_page.of_all(finals, {"v"}))
+        return "\n".join(
+            league_page._page(records, [], methods, methods, finals, ["w", "v"], {"v"})
+        )
+
+    whole = page([*every, *narrow])
+    ranking, best = whole.split("## The best methods, with `v`")
+    assert "| SCAFFOLD | 0.00 |" in ranking and "Not ranked" not in ranking
+    assert "| FedSAM | 1.00 |" in ranking, "the fastest on w"
+    # On v it takes four times FedAvg's rounds, which the area no longer counts.
+    assert "| FedSAM | 0.50 |" in best
+    assert "SCAFFOLD" not in best.split("## Test data")[0]
+    assert "| `v` | accuracy | FedSAM (1.20) |" in ranking
+    assert "The best methods" not in page([*every, *narrow[:-1]])
+
+
 def test_best_points_at_an_end_of_the_range_are_named():
     """In half of the studies or more; a setting with few values has no ends."""
     rates = [10.0**-k for k in range(8)]
