@@ -5,6 +5,7 @@ may evaluate test data.
 """
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -90,6 +91,14 @@ def best(
     return Best(point, runs, sum(losses) / len(losses), list(tried.values()))
 
 
+def _compared_by(setup: Setup, one: Best) -> str:
+    """Returns what a row's losses of several set-ups must share to be compared."""
+    flags, task = one.tried[0].request().in_force, one.tried[0].request().run["task"]
+    of_task = {k: v for k, v in flags.items() if k.startswith(f"{task}_") and k not in one.point}
+    rule = {k: v for k, v in setup.selection.items() if k != "seeds"}
+    return json.dumps([task, of_task, rule, one.tried[0].protocol_rounds], sort_keys=True)
+
+
 def _tried(setup: Setup, row: str, root: str, data_dir: str | None) -> list[PlannedRun]:
     """Returns the runs of a row's points, in each folder that they may have."""
     points, seeds = {row: setup.points(row)}, setup.selection.get("seeds", setup.seeds)
@@ -142,11 +151,10 @@ def settled(
             for run in _tried(source, row, root, data_dir)
         ]
     )
-    found = {}
+    found, mixed = {}, []
     for row in rows:
-        every = [
-            best(source, row, root, place, data_dir) for source in sources if row in source.rows
-        ]
+        of_row = [source for source in sources if row in source.rows]
+        every = [best(source, row, root, place, data_dir) for source in of_row]
         finished = [one for one in every if one is not None]
         if len(finished) < len(every):
             raise UnfinishedError(
@@ -155,7 +163,16 @@ def settled(
                 "first."
             )
         found[row] = min(finished, key=lambda one: one.loss)
-    told = [
+        if len({_compared_by(*one) for one in zip(of_row, finished, strict=True)}) > 1:
+            mixed.append(row)
+    told = []
+    if mixed:
+        told.append(
+            f"{', '.join(mixed)}: the set-ups of {setup.points_of} differ in task, selection or "
+            "rounds. Losses on different data cannot be compared; give each task its own item."
+        )
+        say(told[0])
+    told += [
         f"{setup.points_of} chose its points by test data: {source.selection['metric']}."
         for source in sources
         if results.reads_test_data(source.selection)

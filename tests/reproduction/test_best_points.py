@@ -107,6 +107,34 @@ def test_each_row_runs_at_its_best_point_of_all_set_ups(home, tmp_path):
     assert [a.in_force["client_learning_rate"] for a in asked] == [0.1, 0.1, 0.2, 0.2]
 
 
+@pytest.mark.parametrize("two", ["task", "selection", "rounds"])
+def test_set_ups_that_cannot_be_compared_are_told(home, tmp_path, two):
+    """One data set's losses may all be lower, so its best point would serve both."""
+    changed = {
+        "selection": 'selection = { metric = "validation/loss", last_rounds = 1 }\n',
+        "rounds": "rounds = 5\n",
+    }
+    text = SWEEP.replace("fedprox = ", "# ")
+    if two == "task":
+        text = text.split("[rows]")[0] + (
+            '[setups.one]\ntitle = "one"\nseeds = [1]\n'
+            '[setups.one.rows]\nfedavg = "a.flags --algorithm=fedavg"\n'
+            "[setups.one.grid]\nfedavg = { client_learning_rate = [0.1, 0.2] }\n"
+            '[setups.two]\ntitle = "two"\nseeds = [2]\n[setups.two.rows]\n'
+            'fedavg = "a.flags --algorithm=fedavg --synthetic_data_seed=7"\n'
+            "[setups.two.grid]\nfedavg = { client_learning_rate = [0.1, 0.2] }\n"
+        )
+    else:
+        text += changed[two]
+    (home / "sweep.toml").write_text(text)
+    (home / "sweep_final.toml").write_text(FINAL.replace("fedprox = ", "# "))
+    of, root, said = setups(home), str(tmp_path / "results"), []
+    for name in ("one", "two"):
+        done(of[name], "fedavg", root, [3.0, 2.0], of[name].rounds)
+    _, told = best_points.settled(of["final"], ["fedavg"], root, said.append)
+    assert told[0] == said[0] and "fedavg: the set-ups of sweep differ in task, select" in told[0]
+
+
 def test_runs_that_start_anew_at_each_rung_are_compared_at_once(home, tmp_path):
     search_of = 'title = "t"\nsearch = { factor = 2, rounds = 20, restart = true }'
     text = SWEEP.replace("rounds = 4", "rounds = 40")
