@@ -3,6 +3,7 @@
 import itertools
 import os
 import pathlib
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,11 +33,21 @@ def load_runs(folders: Iterable[str]) -> pd.DataFrame:
     Returns:
       A row per run and round: `run` (its folder), `label` (the method and the settings in which
       runs of it differ), every flag in force as `flag/<name>`, then the columns of metrics.csv.
+      If runs have the same label and seed, such as those before and after a change of code, a
+      warning names them.
 
     Raises:
       RunError: If a folder holds no run, or a damaged one.
     """
     runs = run_folders.find_runs(folders)
+    alike = run_folders.twins(runs)
+    if alike:
+        more = f" So have {len(alike) - 1} more." if alike[1:] else ""
+        warnings.warn(
+            f"{alike[0]}{more} A mean over the seeds of a label would count both: choose by `run`.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     parts = []
     for run, label in zip(runs, run_folders.labels(runs), strict=True):
         flags = pd.DataFrame([{f"flag/{k}": v for k, v in run.flags.items()}])
@@ -189,8 +200,8 @@ def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
     if len(ends) > 1:
         of_each = "; ".join(f"{last} of {', '.join(some)}" for last, some in sorted(ends.items()))
         lines.append(
-            f"Not the same number of rounds: {of_each}. Differences are taken after the last round "
-            "that all have."
+            f"Not the same number of rounds: {of_each}. Each difference is taken after the last "
+            "round that its runs have in common."
         )
     commits = {}
     for run, label in zip(runs, labels, strict=True):
@@ -201,6 +212,16 @@ def cautions(runs: Sequence[run_folders.RunFolder]) -> list[str]:
         of_each = "; ".join(f"{commit} of {', '.join(some)}" for commit, some in commits.items())
         lines.append(f"Not the same commit of the code: {of_each}.")
     return lines
+
+
+def _without_spread(paired: Sequence[Difference], column: str) -> list[str]:
+    """Returns a line on differences that are the same for all seeds; none if there are none."""
+    alike = [
+        f"{d.label} - {d.reference}"
+        for d in paired
+        if statistics.is_without_spread(statistics.Interval(d.mean, d.low, d.high))
+    ]
+    return [statistics.told_of_spread(column, alike)] if alike else []
 
 
 def _listed(seeds: Iterable[int]) -> str:
@@ -229,7 +250,7 @@ def _refuse_twins(runs):
     for run, label in zip(runs, run_folders.labels(runs), strict=True):
         before = known.setdefault((label, run.flags["seed"]), run)
         if before is not run:
-            others = cautions([before, run])
+            others = [*cautions([before, run]), *run_folders.mixtures([before, run])]
             more = f" Yet they differ: {' '.join(others)}" if others else ""
             raise RunError(
                 f"{before.folder} and {run.folder} have the same settings and the same seed; "
@@ -301,6 +322,7 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
     if rows:
         lines += ["\n## Differences, paired over seeds\n", _table(rows)]
         lines.append(f"\n{statistics.told_of_seeds(min(len(d.seeds) for d in paired))}")
+        lines += [f"\n{line}" for line in _without_spread(paired, column)]
     lines.append(f"\nCurves: {output}/{{aligned.csv,curves.png,curves.pdf}}")
     return "\n".join(lines)
 
@@ -361,13 +383,17 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
         column = column or run_folders.primary_column(runs)
         points = run_folders.curve(runs, column)
         last = _last(points, runs)
-        paired = [difference._asdict() for difference in paired_differences(runs, column)]
+        paired = paired_differences(runs, column)
         content = {
             "column": column,
             "flags": differing_flags(runs).reset_index().to_dict("records"),
             "last": last.to_dict("records"),
-            "differences": paired,
-            "caveats": [*cautions(runs), *run_folders.mixtures(runs)],
+            "differences": [difference._asdict() for difference in paired],
+            "caveats": [
+                *cautions(runs),
+                *run_folders.mixtures(runs),
+                *_without_spread(paired, column),
+            ],
         }
     return writing.json_text(content)
 

@@ -275,10 +275,7 @@ class Comparison:
         pairs = statistics.compare(self.values(column))  # Intervals over clients would take long.
         alike = [f"{names[p.one]} - {names[p.other]}" for p in pairs if p.without_spread]
         if alike:
-            told.append(
-                f"The spread over seeds of {name} is 0 for {', '.join(alike)}: all seeds give the "
-                "same difference. Trust neither its interval nor its p-value."
-            )
+            told.append(statistics.told_of_spread(name, alike))
         return told
 
 

@@ -633,6 +633,26 @@ def by_name(runs: Sequence[RunFolder]) -> dict[tuple[str, int], RunFolder]:
     return {(label, run.flags["seed"]): run for run, label in zip(runs, labels(runs), strict=True)}
 
 
+def twins(runs: Sequence[RunFolder]) -> list[str]:
+    """Returns a line for each run whose label and seed an earlier one has.
+
+    Such runs differ in code, data, or what a change of these left behind. A mean over the seeds of
+    a label would count them as further seeds.
+
+    Args:
+      runs: The runs.
+    """
+    first: dict[tuple[str, int], RunFolder] = {}
+    lines = []
+    for run, label in zip(runs, labels(runs), strict=True):
+        before = first.setdefault((label, run.flags["seed"]), run)
+        if before is not run:
+            lines.append(
+                f"{before.folder} and {run.folder} have the same settings and the same seed."
+            )
+    return lines
+
+
 def tracked_losses(runs: Sequence[RunFolder]) -> "pd.DataFrame":
     """Returns the training losses of the clients in `--track_clients`.
 

@@ -69,8 +69,26 @@ class Pair(NamedTuple):
     @property
     def without_spread(self) -> bool:
         """Whether all seeds have the same difference, up to rounding: then p shows nothing."""
-        mean, low, high = self.difference
-        return len(self.seeds) > 1 and high - low <= _ROUNDING * abs(mean)
+        return is_without_spread(self.difference)
+
+
+def is_without_spread(difference: Interval) -> bool:
+    """Returns whether an interval over seeds has no width, up to rounding; not for one seed."""
+    mean, low, high = difference
+    return high - low <= _ROUNDING * abs(mean)
+
+
+def told_of_spread(name: str, alike: Iterable[str]) -> str:
+    """Returns a warning about differences without spread.
+
+    Args:
+      name: Name of the column.
+      alike: The differences, in words.
+    """
+    return (
+        f"The spread over seeds of {name} is 0 for {', '.join(alike)}: all seeds give the same "
+        "difference. Trust neither its interval nor its p-value."
+    )
 
 
 def interval(values: npt.ArrayLike) -> Interval:

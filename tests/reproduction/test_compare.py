@@ -183,6 +183,32 @@ def test_the_same_run_twice_is_refused(root):
         compare.paired_differences(run_folders.find_runs([str(root)]), "eval/accuracy")
 
 
+def test_runs_of_two_versions_of_own_code_are_told_apart(root):
+    """Before and after an edit of a method's file, settings and seed are the same."""
+    for folder, digest in (("a/s1", "x"), ("edited", "y")):
+        if folder == "edited":
+            write_run(root / folder, "fedavg", 1, [0, 0.1, 0.9], total_rounds=2)
+        path = root / folder / "hparams.json"
+        recorded = json.loads(path.read_text())
+        recorded["identity"] = {"code": {"mine.py": {"build()": digest}}}
+        path.write_text(json.dumps(recorded))
+    with pytest.raises(RunError, match=r"Yet they differ: .* code of mine\.py one in fedavg"):
+        compare.paired_differences(run_folders.find_runs([str(root)]), "eval/accuracy")
+    with pytest.warns(RuntimeWarning, match=r"a/s1 and .*edited have the same settings and the"):
+        table = load_runs([str(root)])
+    assert len(table) == 3 * 4 + 4 * 4
+
+
+def test_equal_differences_on_all_seeds_are_told(tmp_path):
+    for seed, value in enumerate((0.25, 0.5)):
+        write_run(tmp_path / f"a{seed}", "fedavg", seed, [0, value])
+        write_run(tmp_path / f"b{seed}", "fedadam", seed, [0, value + 0.125])
+    says = "The spread over seeds of eval/accuracy is 0 for fedadam - fedavg: all seeds give"
+    assert says in compare.report([str(tmp_path)], None, tmp_path / "out")
+    (told,) = json.loads(compare.as_json([str(tmp_path)], None))["caveats"]
+    assert told.startswith(says)
+
+
 def start(folder, data, commit="c" * 40, digests=None):
     """Says how a run was computed, as a run of today does."""
     path = folder / "hparams.json"

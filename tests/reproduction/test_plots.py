@@ -180,6 +180,12 @@ def test_runs_that_give_no_figure_are_one_line(tmp_path, capsys):
         assert words in err and len(err.splitlines()) == 1
 
 
+def test_clients_of_runs_that_are_alike_are_told(tmp_path, capsys):
+    same = [make_run(tmp_path, name, accuracies(0.1), clients=[0.5, 0.7]) for name in "ab"]
+    assert plots.main(["density", *same, f"--output={tmp_path / 'x'}"]) == 0
+    assert "/b have the same settings and the same seed. The fig" in capsys.readouterr().out
+
+
 # Figures.
 
 
