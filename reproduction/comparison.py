@@ -524,7 +524,8 @@ def compare(
       root_output_dir: Folder of all runs. The table goes to `<task>/comparison` in it; if that has
         the table of another call, to `<task>/comparison.` and a digest (`Comparison.folder`).
       fresh: Whether to run all anew; earlier runs are kept beside the new ones.
-      jobs: Number of runs at a time, each in its own process; needs a registered task and methods.
+      jobs: Number of runs at a time, each in its own process; needs a registered task. Your own
+        task or method needs a module, and `flagfile` the path of a file with `--import=<module>`.
         By default runs follow one another in this process.
       **settings: Flags of a run, as for `simulation.run`. A flag is left out for methods that do
         not use it, and the caveats say so.
@@ -574,6 +575,7 @@ def compare(
         rows[row] = Row(row, "", {}, flags)
         if tried:
             grid[row] = {flag: {"log": [tuning.LOWEST, tuning.HIGHEST]} for flag in tried}
+    _check_importable(requests, jobs)
     for flag, some in left_out.items():
         if len(some) == len(rows):
             raise HparamError(f"{flag} is used by none of {', '.join(rows)}.")
@@ -636,6 +638,20 @@ def _check_rows(named: Mapping[str, Mapping[str, Any]]) -> None:
             raise HparamError(
                 f"algorithms: {row} cannot have its own {flag}, which all rows share."
             )
+
+
+def _check_importable(requests: Sequence[Request], jobs: int | None) -> None:
+    """Refuses the user's own methods and tasks that the processes of `jobs` would not know."""
+    for request in requests if jobs is not None else ():
+        method, task = request.run["algorithm"], request.run["task"]
+        functions = {method: tff_algos.get(method).builder, task: tasks.get(task).loader}
+        for name, function in functions.items():
+            module = function if isinstance(function, str) else getattr(function, "__module__", "")
+            if not request.run["import"] and not module.startswith(("tff_algos.", "tasks.")):
+                raise HparamError(
+                    f"jobs: other processes do not know your own {name}. Leave jobs out, or pass "
+                    "flagfile, the path of a file with --import=<module>."
+                )
 
 
 def _whole(value: Any) -> bool:

@@ -17,10 +17,12 @@ from scipy import stats
 import reproduce
 import simulation
 import tasks
+import tff_algos
 from reproduction import board, compare, comparison, items, latex, places, results, sweep
 from simulation.errors import RunError
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.tff_algos import toy
+from tff_algos import registry
 from tff_suite.hparams import HparamError
 
 pytestmark = pytest.mark.slow
@@ -535,6 +537,17 @@ def test_runs_of_a_registered_task_may_run_at_a_time(tmp_path):
     own = {"task": "synthetic", "algorithms": ["fedavg"], "seeds": 2, "jobs": 2}
     result = simulation.compare(**{**SETTINGS, "qfedavg_q": None}, **own, root_output_dir=tmp_path)
     assert len(result.runs) == 2 and result.runs[result.columns[0]["name"]].notna().all()
+
+
+def test_processes_must_be_able_to_import_your_own_method(tmp_path, monkeypatch):
+    """They would only fail after their start, with `Unknown algorithm`."""
+    fedavg = tff_algos.get("fedavg")
+    mine = dataclasses.replace(fedavg, name="mine", builder=lambda *_, **__: None)
+    monkeypatch.setitem(registry._SPECS, "mine", mine)
+    own = {"task": "synthetic", "algorithms": ["mine"], "seeds": 1, "jobs": 1}
+    with pytest.raises(HparamError, match="other processes do not know your own mine"):
+        simulation.compare(**{**SETTINGS, "qfedavg_q": None}, **own, root_output_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_fresh_sets_what_is_there_aside_once(tmp_path):
