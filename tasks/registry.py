@@ -169,7 +169,10 @@ def register(spec: TaskSpec) -> None:
       ValueError: If the name is taken by another task.
     """
     if _SPECS.get(spec.name, spec) != spec:
-        raise ValueError(f"A task named {spec.name!r} is already registered.")
+        raise ValueError(
+            f"A task named {spec.name!r} is already registered; choose another name, or restart "
+            "Python to replace your own."
+        )
     _SPECS[spec.name] = spec
 
 

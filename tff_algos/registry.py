@@ -47,7 +47,10 @@ def register(spec: MethodSpec) -> None:
       ValueError: If the name is taken by another method.
     """
     if _SPECS.get(spec.name, spec) != spec:
-        raise ValueError(f"A method named {spec.name!r} is already registered.")
+        raise ValueError(
+            f"A method named {spec.name!r} is already registered; choose another name, or restart "
+            "Python to replace your own."
+        )
     _SPECS[spec.name] = spec
 
 
