@@ -285,7 +285,7 @@ def _of_primary(column: Mapping[str, Any], primary: str, more: bool) -> bool | N
     of_clients = column["metric"].startswith("fairness") and metric.startswith(f"{primary}_")
     if metric != primary and (not of_clients or directions.is_spread(metric)):
         return None
-    return more == (column.get("scale", 1) > 0)
+    return more == results.keeps_order(column)
 
 
 def _of_best_round(run: run_folders.RunFolder, column: Mapping[str, Any]) -> bool | None:

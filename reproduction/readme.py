@@ -99,7 +99,9 @@ def _cell(
     digits: Any,
     is_blind: bool = False,
 ) -> str:
-    text = results.format_cell(ours["value"], ours["spread"], digits) or ours["status"]
+    text = results.format_cell(ours["value"], ours["spread"], digits)
+    if ours["rounds"] in ("", None):  # Diverged, or not run.
+        text = text or ours["status"]
     if theirs is None or ours["value"] in ("", None):
         return text
     difference = float(ours["value"]) - float(theirs["value"])

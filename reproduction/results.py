@@ -39,13 +39,18 @@ def more_is_better(selection: Mapping[str, Any]) -> bool:
 def higher_is_better(column: Mapping[str, Any]) -> bool | None:
     """Returns whether higher values of a column are better, by its declaration, name and scale.
 
-    `None` if neither `higher_is_better` nor the name tells. A negative scale turns a name's meaning
-    around; a declaration is of the values as shown.
+    `None` if neither `higher_is_better` nor the name tells. A negative scale or power turns a
+    name's meaning around; a declaration is of the values as shown.
     """
     if "higher_is_better" in column:
         return column["higher_is_better"]
     higher = directions.higher_is_better(column["metric"])
-    return None if higher is None else higher == (column.get("scale", 1) > 0)
+    return None if higher is None else higher == keeps_order(column)
+
+
+def keeps_order(column: Mapping[str, Any]) -> bool:
+    """Returns whether a column is higher where its metric is, by its scale and power."""
+    return (column.get("scale", 1) > 0) == (column.get("power", 1) > 0)
 
 
 def reads_test_data(selection: Mapping[str, Any]) -> bool:
@@ -187,7 +192,8 @@ def records(
 ) -> list[dict[str, Any]]:
     """Returns one record per row and column: mean, sample standard deviation and circumstances.
 
-    If a run of the row has not ended or has diverged, the value is blank and `status` says why.
+    If a run of the row has not ended or has diverged, the value is blank and `status` says why. It
+    is also blank if the row's runs do not write the metric.
     """
     result = []
     for row, point in chosen.items():
@@ -223,7 +229,12 @@ def records(
         if most > reached:
             common["status"] += f": runs of {reached} to {most} rounds"
         for column in setup.columns:
-            value, spread = mean_and_spread([column_value(run, column) for run in best])
+            value = spread = None
+            if any(
+                column["metric"] in {*run.read().columns, *summary["final"]}
+                for run, summary in zip(best, ended, strict=True)
+            ):
+                value, spread = mean_and_spread([column_value(run, column) for run in best])
             result.append({**common, "column": column["name"], "value": value, "spread": spread})
         seconds = [summary.get("mean_round_seconds") for summary in ended]
         measured = [s for s in seconds if s is not None]

@@ -210,6 +210,14 @@ def test_a_rule_by_a_column_that_there_is_not_chooses_nothing(runs):
         results.choose(runs, wrong)
 
 
+def test_a_metric_that_a_rows_runs_do_not_write_is_blank(runs):
+    own = {"name": "other", "metric": "eval/other"}
+    setup = dataclasses.replace(SETUP, columns=[*SETUP.columns, own])
+    records = results.records(runs, setup, results.choose(runs, setup))
+    assert [r["value"] for r in records if r["column"] == "other"] == [None, None]
+    assert "nan" not in results.format_table(records, setup)
+
+
 def test_a_run_that_diverged_is_never_chosen(runs):
     (runs[2].folder / "summary.json").unlink()
     assert results.selection_value(runs[2], SETUP.selection) == float("inf")

@@ -121,6 +121,8 @@ def test_the_direction_that_is_declared_decides(tmp_path, metric, own, more, low
         ({"metric": "eval/accuracy", "higher_is_better": False}, False),
         ({"metric": "eval/mape"}, False),
         ({"metric": "eval/rmse", "scale": -1}, True),
+        ({"metric": "eval/rmse", "power": -1}, True),
+        ({"metric": "eval/rmse", "power": 0.5}, False),
         ({"metric": "fairness/accuracy_angle"}, False),
         ({"metric": "fairness/accuracy_worst10_u"}, True),
         ({"metric": "eval/recall_at_5"}, True),
@@ -131,6 +133,13 @@ def test_the_direction_that_is_declared_decides(tmp_path, metric, own, more, low
 )
 def test_names_tell_the_direction_where_it_is_not_declared(column, better):
     assert results.higher_is_better(column) is better
+
+
+def test_a_negative_power_turns_the_direction_of_the_primary_metric(tmp_path):
+    columns = [{"name": "x", "metric": "eval/mine", "power": -1}]
+    found, _ = written(tmp_path, TWO, own=task("mine", False), columns=columns)
+    (pair,) = found.pairs()
+    assert pair.difference.mean > 0 and pair.wins == 2
 
 
 @pytest.mark.parametrize("more", [True, False])
