@@ -97,8 +97,8 @@ SPEC = TaskSpec(
         Hparam(
             "image",
             None,
-            "Optional column of image paths, relative to the CSV file's folder; the images are the "
-            "input.",
+            "Optional column of image paths, the input. Each CSV file's paths are relative to the "
+            "file's own folder.",
             "choice",
             type=str,
         ),
@@ -206,7 +206,9 @@ def load(
         features = text = image = id = test_path = None
     assert target is not None  # See _check_data.
     as_written = [c for c in (user, id, text, image) if c]
-    read = functools.partial(_read, as_written=as_written, target=target, target_type=target_type)
+    read = functools.partial(
+        _read, as_written=as_written, target=target, target_type=target_type, image=image
+    )
     drawn: dict[str, Any] = {
         "num_clients": num_clients,
         "alpha": alpha,
@@ -215,11 +217,11 @@ def load(
     named = None if features is None else next(csv.reader([features]))
     with _told_on_standard_error():
         if use_synthetic_data:
-            frame, folder = _synthetic(), ""
+            frame = _synthetic()
         else:
             assert path is not None  # See _check_data.
             path = _place(path, data_dir)
-            frame, folder = read("--table_path", path), os.path.dirname(path)
+            frame = read("--table_path", path)
             if text is None and image is None:
                 _report_padded(path, frame, named, others=(user, id, target))
         task = frames.from_frame(
@@ -230,7 +232,6 @@ def load(
             features=named,
             text=text,
             image=image,
-            image_dir=folder,
             id=id,
             target_type=None if target_type == "auto" else target_type,
             test=test_fraction,
@@ -266,6 +267,7 @@ def _read(
     as_written: Sequence[str],
     target: str,
     target_type: str,
+    image: str | None = None,
     texts: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Reads a CSV file.
@@ -276,6 +278,7 @@ def _read(
       as_written: Columns whose values stay text, even `007` and `NA`; an empty value is missing.
       target: Column of targets; categories stay text, too, but `NA` is missing.
       target_type: As the setting.
+      image: Column of paths, relative to the file's folder. Another file may have the same ones.
       texts: Further columns whose values stay text, even `007`, but `NA` is missing.
 
     Raises:
@@ -343,6 +346,9 @@ def _read(
             own[target] = written.astype(pd.CategoricalDtype(_in_order(written.dropna().unique())))
         elif target_type == "auto":
             _report_codes(target, written, frame[target])
+    if image in own:
+        below = functools.partial(os.path.join, os.path.dirname(path))
+        own[image] = own[image].map(below, na_action="ignore")
     frame = frame.assign(**own)
     frame.attrs[frames.NAME] = path
     return frame

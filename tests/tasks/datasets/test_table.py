@@ -13,6 +13,7 @@ import zipfile
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 import run_experiment
 import simulation
@@ -135,6 +136,25 @@ def test_tests_of_another_file_and_drawn_clients(here):
     assert task.train.sizes.sum() == 48 and len(task.central_test.y) == 8
     drawn = tasks.load("table", partition="dirichlet", num_clients=3, alpha=1.0, **own, seed=1)
     assert len(drawn.train.client_ids) == 3 and drawn.settings["partition_seed"] == 1
+
+
+def test_images_are_those_beside_their_own_table(here):
+    for folder, grey in (("old", 10), ("new", 200)):
+        (here / folder).mkdir()
+        Image.new("L", (2, 1), grey).save(here / folder / "0.png")
+        table = pd.DataFrame({"who": ["a", "b"], "kind": ["cat", "dog"], "file": "0.png"})
+        table.to_csv(here / folder / "table.csv", index=False)
+    task = tasks.load(
+        "table",
+        path="old/table.csv",
+        test_path="new/table.csv",
+        user="who",
+        target="kind",
+        image="file",
+        model="models_of_mine:model",
+    )
+    assert set((task.train.examples(0).x * 255).ravel()) == {10}
+    assert set((task.central_test.x * 255).ravel()) == {200}
 
 
 def test_a_column_of_two_types_has_one_in_a_long_file(here, capsys):
