@@ -610,9 +610,9 @@ class _Target:
         if target_type not in (None, *TARGET_TYPES):
             raise TaskError(f"target_type={target_type!r} must be category or number.")
         if target_type == "number" and not is_number:
-            raise TaskError(
-                f"target {name!r} is {column.dtype}, not a number; pd.to_numeric makes it so."
-            )
+            # `pd.to_numeric` leaves booleans as they are.
+            way = ".astype(int)" if types.is_bool_dtype(column) else "pd.to_numeric"
+            raise TaskError(f"target {name!r} is {column.dtype}, not a number; {way} makes it so.")
         number = column.nunique()
         if target_type != "category" and not has_loss and is_number and number == 1:
             _warn(f"target {name!r} is {column.iloc[0]} in every row: nothing to learn.")
@@ -754,6 +754,11 @@ def _require_text(column: Any) -> None:
     """Refuses a feature that is neither a number nor text, and warns of text that is numbers."""
     if not column.map(type).eq(str).all():
         found = column.dtype if column.dtype != object else type(column.iloc[0]).__name__
+        if column.map(type).eq(int).all():
+            raise TaskError(
+                f"features: {column.name!r} has whole numbers beyond 64 bits; .astype(float) "
+                "rounds them."
+            )
         raise TaskError(f"features: {column.name!r} is {found}; make it a number.")
     most, other = _most_are_numbers(column)
     if most:

@@ -620,6 +620,16 @@ def with_value(column, value, row=3):
             {"features": ["price"]},
             "'price' is frozenset; make it a number",
         ),
+        (
+            frame(huge=[10**20 + k for k in range(24)]),
+            {"features": ["huge"]},
+            r"'huge' has whole numbers beyond 64 bits; .astype\(float\) rounds them",
+        ),
+        (
+            frame(old=np.arange(24) > 7),
+            {"target": "old", "target_type": "number", "features": ["a"]},
+            r"target 'old' is bool, not a number; .astype\(int\) makes it so",
+        ),
         (frame(big=1e300), {"features": ["big"]}, "features hold numbers beyond float32"),
         (
             frame(),
