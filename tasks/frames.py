@@ -975,16 +975,27 @@ class _Texts:
 
     def encoding(self) -> dict[str, Any]:
         """Describes the inputs, for the record."""
-        return {"text": self._name, "words": self._words, "first_word": _UNKNOWN + 1}
+        return {
+            "text": self._name,
+            "form": "lower case, then NFC",
+            "pattern": _words().pattern,
+            "length": self._length,
+            "words": self._words,
+            "first_word": _UNKNOWN + 1,
+        }
 
 
 @functools.cache
 def _words() -> re.Pattern[str]:
     """Returns what finds the words and marks of a text."""
     # For `re`, the vowel signs of Indian scripts are not part of a word.
-    signs = "".join(c for c in map(chr, range(0x300, 0x20000)) if unicodedata.category(c)[0] == "M")
+    signs = {k for k in range(0x300, 0x20000) if unicodedata.category(chr(k))[0] == "M"}
+    # As ranges, since `encoding.json` has the pattern.
+    starts = sorted(k for k in signs if k - 1 not in signs)
+    ends = sorted(k for k in signs if k + 1 not in signs)
+    ranges = "".join(f"{chr(a)}-{chr(b)}" for a, b in zip(starts, ends, strict=True))
     own = f"[{_WORDS_OF_THEIR_OWN}]"
-    return re.compile(rf"{own}|(?:(?!{own})[\w{re.escape(signs)}])+|[^\w\s]")
+    return re.compile(rf"{own}|(?:(?!{own})[\w{ranges}])+|[^\w\s]")
 
 
 class _Images:

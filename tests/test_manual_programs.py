@@ -62,7 +62,7 @@ def test_a_script_is_one_that_bash_reads(script):
 @pytest.mark.timeout(900)
 def test_an_exported_model_is_the_same_in_every_form(tmp_path):
     run(FIRST_EXPERIMENT, tmp_path)
-    load, _, saved_model, weights, keras_3 = programs("export.md")
+    load, _, _, saved_model, weights, keras_3 = programs("export.md")
     check = "\nmodel.load_weights('fedadam.weights.h5'); again = model.predict(np.ones((2, 60)))\n"
     here = run(
         load + saved_model + weights + check + SAID.format("logits, served, again"), tmp_path
@@ -99,6 +99,33 @@ for k, client in enumerate(task.train.client_ids):
 print("EQUAL", outputs.shape)
 """
     assert "EQUAL (60, 1)" in run(train + program + check, tmp_path)
+
+
+def test_texts_are_numbered_as_in_the_run(tmp_path):
+    program = programs("export.md")[2]
+    train = """
+import pandas as pd, simulation, tasks, tensorflow as tf
+texts = ["It was good!", "Never again.", "", "cafe\\u0301, CAF\\u00c9", "\\u6211\\u559c\\u6b22",
+         "\\u0928\\u092e\\u0938\\u094d\\u0924\\u0947 a_b 3.5", "long " * 9, "\\u0130s don't"] * 3
+said = pd.DataFrame({"who": [k % 4 for k in range(24)], "said": texts, "kind": list("ppq") * 8})
+def build_model(seed):
+    tf.keras.utils.set_random_seed(seed)
+    layers = [tf.keras.layers.Embedding(30, 4, input_length=6), tf.keras.layers.Flatten(),
+              tf.keras.layers.Dense(2)]
+    return tf.keras.Sequential(layers)
+task = tasks.from_frame(said, user="who", target="kind", text="said", text_length=6, test=None,
+                        vocabulary_size=20, model=build_model)
+simulation.run(task=task, algorithm="fedavg", total_rounds=1, clients_per_round=2,
+               client_batch_size=10, client_learning_rate=0.1, experiment_name="reviews")
+"""
+    program = re.sub(r"texts = \[.*\]", "texts = list(said.said)", program)
+    check = """
+for k, client in enumerate(task.train.client_ids):
+    rows = np.flatnonzero(said.who.astype(str) == client)
+    np.testing.assert_array_equal(x[rows], task.train.examples(k).x)
+print("EQUAL", outputs.shape, x.max())
+"""
+    assert "EQUAL (24, 2) 21" in run(train + program + check, tmp_path)
 
 
 @pytest.mark.long
