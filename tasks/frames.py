@@ -134,7 +134,8 @@ def from_frame(
       shards_per_client: Shards per client with `shards`.
       standardize: Whether features are shifted and scaled to mean 0 and standard deviation 1 over
         all training rows. A real server would have to learn both from its clients.
-      vocabulary_size: Maximum number of words of `text` that have a number.
+      vocabulary_size: Maximum number of words of `text` that have a number. An embedding of them
+        needs two more rows, for 0 and 1.
       text_length: Number of words kept of each text.
       image_dir: Folder to which paths of images are relative.
       seed: Seed of partition and splits, 0 or more.
@@ -1236,13 +1237,14 @@ def _task(  # noqa: C901
         if purpose == "test":
             other_x, other_y = arrays(other)
             sets["central_test"] = Examples(transform(other_x) if transform else other_x, other_y)
+    most_word = int(x.max()) if isinstance(inputs, _Texts) else None
     encoding = {"target": target.name, **inputs.encoding()}
     if target.classes is not None:
         encoding["classes"] = _for_json(target.classes)
     return Task(
         name=choices.name,
         train=federated(parts),
-        keras_model_fn=_Checked(choices.model, target, choices.loss is None),
+        keras_model_fn=_Checked(choices.model, target, choices.loss is None, most_word),
         encoding=encoding,
         **_measured(choices),
         **sets,
@@ -1272,14 +1274,36 @@ def _measured(choices: _Choices) -> dict[str, Any]:
 
 
 class _Checked:
-    """A model function whose models are checked against the target."""
+    """A model function whose models are checked against target and texts.
 
-    def __init__(self, make: Callable[[int], Any], target: _Target, decides_loss: bool):
+    Args:
+      make: The model function.
+      target: The target.
+      decides_loss: Whether the loss is the target's default.
+      most_word: The largest number of a word, if inputs are texts.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Any],
+        target: _Target,
+        decides_loss: bool,
+        most_word: int | None = None,
+    ):
         self.__wrapped__ = make
         self._name, self._classes, self._decides_loss = target.name, target.classes, decides_loss
+        self._most_word = most_word
 
     def __call__(self, seed: int) -> Any:
         model = self.__wrapped__(seed)
+        if self._most_word is not None:
+            rows = _embedding_rows(model)
+            # On a GPU, TensorFlow would take zeros for words without a row.
+            if rows is not None and rows <= self._most_word:
+                raise TaskError(
+                    f"the model's embedding has {rows} rows, but texts have words of numbers up to "
+                    f"{self._most_word}: give it vocabulary_size + 2 rows."
+                )
         shape = getattr(model, "output_shape", None)
         if not self._decides_loss or not isinstance(shape, tuple) or shape[-1] is None:
             return model
@@ -1298,6 +1322,15 @@ class _Checked:
                 "loss='sparse_categorical_crossentropy'."
             )
         return model
+
+
+def _embedding_rows(model: Any) -> int | None:
+    """Returns the number of rows of the embedding with which a model begins, if one does."""
+    layers = [model]
+    while layers and getattr(layers[0], "layers", None):
+        layers = [x for x in layers[0].layers if type(x).__name__ != "InputLayer"]
+    begins = bool(layers) and type(layers[0]).__name__ == "Embedding"
+    return layers[0].input_dim if begins else None
 
 
 def _last_activation(model: Any) -> str:

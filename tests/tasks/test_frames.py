@@ -328,6 +328,29 @@ def test_images_are_read(tmp_path, mode, channels):
         made(df, image="file", image_dir=str(tmp_path))
 
 
+@pytest.mark.parametrize("form", ["sequential", "functional", "nested"])
+def test_words_without_a_row_of_the_embedding_are_refused(form):
+    """On a CPU they end a run; on a GPU they would count as zeros."""
+
+    def model(rows):
+        embedding = tf.keras.layers.Embedding(rows, 2, input_length=2)
+        flat, last = tf.keras.layers.Flatten(), tf.keras.layers.Dense(3)
+        if form == "functional":
+            x = tf.keras.Input([2])
+            return tf.keras.Model(x, last(flat(embedding(x))))
+        if form == "nested":
+            return tf.keras.Sequential([tf.keras.Sequential([embedding, flat]), last])
+        return tf.keras.Sequential([embedding, flat, last])
+
+    df = frame(said=["the cat", "the dog", "a bird", "no fish"] * 6)
+    texts = {"text": "said", "text_length": 2, "vocabulary_size": 5, "test": None}
+    with pytest.raises(DataError, match=r"has 6 rows, but .* numbers up to 6: .* \+ 2 rows"):
+        made(df, model=lambda seed: model(6), **texts).keras_model(0)
+    made(df, model=lambda seed: model(7), **texts).keras_model(0)
+    # A model may change the numbers first.
+    made(df, model=lambda seed: dense(3)(seed), **texts).keras_model(0)
+
+
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32])
 def test_pixels_beyond_eight_bits_are_not_cut_off(tmp_path, dtype):
     pixels = np.arange(12, dtype=dtype).reshape(4, 3) * 1000
