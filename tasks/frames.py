@@ -1120,6 +1120,12 @@ class _Arrays:
     def take(self, table: _Table) -> np.ndarray:
         """Returns the inputs unchanged."""
         x = table.x
+        first = x.flat[0] if x.dtype == object and x.size else ""
+        if not isinstance(first, str | numbers.Real | decimal.Decimal | None):
+            raise TaskError(
+                f"{table.what}: x must be one array of numbers, found a {type(first).__name__} in "
+                "place of a number; of rows that are arrays, np.stack(rows) makes one."
+            )
         if x.dtype.kind not in "biuf":
             raise TaskError(
                 f"{table.what}: x must be numbers, found {x.dtype}; if it holds numbers, "

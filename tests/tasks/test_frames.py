@@ -741,6 +741,7 @@ def test_what_cannot_be_right_is_one_line(df, changes, says):
         (np.zeros((3, 2)), list("aab"), list("pq"), "3 in x, 3 in y, 2 in users; give one row"),
         (np.zeros((3, 2)), list("ab"), None, "3 in x, 2 in y"),
         (np.array([["x"], ["y"]]), list("ab"), list("pq"), r"found <U1; .* x.astype\('float32'\)"),
+        ([{"image": 1}, {"image": 2}], list("ab"), list("pq"), r"found a dict .* np.stack\(rows\)"),
         (np.array([[0], [NAN]]), list("ab"), list("pq"), "x has 1 rows .* the first is row 1"),
         (np.zeros((2, 2)), np.eye(2), list("pq"), r"shape \[2, 2\]; .* argmax\(axis=1\)"),
         (np.eye(2) * 1e300, list("ab"), list("pq"), "x holds numbers beyond float32; scale them"),
