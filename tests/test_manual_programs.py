@@ -62,7 +62,7 @@ def test_a_script_is_one_that_bash_reads(script):
 @pytest.mark.timeout(900)
 def test_an_exported_model_is_the_same_in_every_form(tmp_path):
     run(FIRST_EXPERIMENT, tmp_path)
-    load, _, _, saved_model, weights, keras_3 = programs("export.md")
+    load, _, _, saved_model, weights, _, keras_3 = programs("export.md")
     check = "\nmodel.load_weights('fedadam.weights.h5'); again = model.predict(np.ones((2, 60)))\n"
     here = run(
         load + saved_model + weights + check + SAID.format("logits, served, again"), tmp_path
@@ -126,6 +126,35 @@ for k, client in enumerate(task.train.client_ids):
 print("EQUAL", outputs.shape, x.max())
 """
     assert "EQUAL (24, 2) 21" in run(train + program + check, tmp_path)
+
+
+def test_a_personal_model_has_the_metrics_of_its_client(tmp_path):
+    program = programs("export.md")[5]
+    train = """
+import numpy as np, pandas as pd, simulation, tasks, tensorflow as tf
+rng = np.random.default_rng(0)
+x = rng.normal(size=(90, 3)).astype("float32")
+y, users = rng.integers(0, 2, 90), np.arange(90) % 3 + 6
+def build_model(seed):
+    tf.keras.utils.set_random_seed(seed)
+    frozen = tf.keras.layers.Dense(4, "tanh", input_shape=(3,), trainable=False)
+    return tf.keras.Sequential([frozen, tf.keras.layers.Dense(3), tf.keras.layers.Dense(2)])
+task = tasks.from_arrays(x, y, users, target_type="category", model=build_model)
+run = simulation.run(task=task, algorithm="ditto", total_rounds=2, clients_per_round=3,
+                     client_batch_size=8, client_learning_rate=0.5, ditto_lambda=0.1,
+                     experiment_name="synthetic_ditto")
+"""
+    check = """
+loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+examples = task.test.examples(task.test.client_ids.index("7"))
+found = pd.read_csv(run.folder + "/client_metrics.csv").set_index("client_id").loss[7]
+np.testing.assert_allclose(loss(examples.y, personal(examples.x)), found, rtol=1e-5)
+common = build_model(0)
+common.set_weights(run.weights)
+assert abs(float(loss(examples.y, common(examples.x))) - found) > 1e-3
+print("EQUAL")
+"""
+    assert "EQUAL" in run(train + program + check, tmp_path)
 
 
 @pytest.mark.long
