@@ -844,6 +844,14 @@ class Experiment:
             f"examples{held_out}), runtime {settings['runtime']}, device {device}, "
             f"results in {folder.path}"
         )
+        weights = settings["initial_weights"]
+        if weights is not None and not round_num:
+            others = models.other_meanings(task, weights)
+            if others:
+                caller.warn(
+                    f"--initial_weights={weights}: its run has other {', '.join(others)} in "
+                    "encoding.json than this one, so weights may stand for other inputs or classes."
+                )
         if self.request.in_force["aggregator"] == "secure":
             caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)

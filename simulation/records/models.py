@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from simulation.errors import RunError
-from simulation.records import files
+from simulation.records import files, outputs
 from tasks.task import Task
-from tff_suite import compat
+from tff_suite import compat, writing
 
 FOLDER = "model"
 _HELD = (
@@ -33,6 +34,8 @@ _HELD = (
 )
 _WHOLE, _WEIGHTS, _ARRAYS = "final.keras", "final.weights.h5", "final.weights.npz"
 _NAMES = _WHOLE, _WEIGHTS, _ARRAYS
+# Parts of a table's `encoding` by which numbers have their meaning.
+_MEANINGS = "features categories subtracted_before mean deviation words classes".split()
 
 
 class IncompleteError(RunError):
@@ -136,6 +139,27 @@ def beginning_with(task: Task, seed: int, path: str) -> Task:
     return dataclasses.replace(
         task, keras_model_fn=with_weights, constants={**task.constants, **digested}
     )
+
+
+def other_meanings(task: Task, path: str) -> list[str]:
+    """Returns which parts of the encodings differ between a task and the run that left weights.
+
+    Args:
+      task: The task.
+      path: `--initial_weights`.
+
+    Returns:
+      Names such as `words` or `classes`. None if task or weights come without an encoding.
+
+    Raises:
+      RunError: If `path` names no weights, or its run's `encoding.json` is damaged.
+    """
+    folder, inner = os.path.split(os.path.dirname(os.path.abspath(find(path))))
+    before = outputs.read_json(os.path.join(folder, "encoding.json")) if inner == FOLDER else None
+    if not before or not task.encoding:
+        return []
+    now = json.loads(writing.json_text(task.encoding))
+    return [name for name in _MEANINGS if before.get(name) != now.get(name)]
 
 
 def find(path: str) -> str:

@@ -1,9 +1,12 @@
 """The model that a run leaves, and runs that begin with the weights of a file."""
 
 import dataclasses
+import os
 import pathlib
+import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -73,6 +76,39 @@ def test_a_run_does_not_resume_with_other_weights(finished, tmp_path):
     other.save(file)
     with pytest.raises(RunError, match="data: initial weight 0"):
         run(tmp_path, initial_weights=file, total_rounds=3)
+
+
+def test_weights_that_stand_for_other_inputs_or_classes_are_said(tmp_path):
+    """Shapes fit, but another table or split numbers words and classes differently."""
+    df = pd.DataFrame({"who": np.arange(24) % 3, "said": [f"w{k % 7} w{k % 5}" for k in range(24)]})
+
+    def begin(name, kinds, weights=None, **changes):
+        task = tasks.from_frame(
+            df.assign(kind=np.array(kinds)[np.arange(24) % 2]),
+            user="who",
+            target="kind",
+            model=lambda seed: tf.keras.Sequential(
+                [
+                    tf.keras.layers.Embedding(9, 2, input_length=2),
+                    tf.keras.layers.Flatten(),
+                    tf.keras.layers.Dense(2),
+                ]
+            ),
+            **{"text": "said", "text_length": 2, "test_frame": df.assign(kind="dog"), **changes},
+        )
+        fields = {"experiment_name": name, "initial_weights": weights, "total_rounds": 1}
+        return run(tmp_path, task=task, **fields).folder
+
+    first = begin("first", ["cat", "dog"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*other .* in encoding.json")
+        begin("alike", ["cat", "dog"], first)
+    says = r"--initial_weights=.*: its run has other {} in encoding.json than this one"
+    file = os.path.join(first, "model", "final.keras")
+    with pytest.warns(RuntimeWarning, match=says.format("classes")):
+        begin("classes", ["dog", "emu"], file)
+    with pytest.warns(RuntimeWarning, match=says.format("words")):
+        begin("words", ["cat", "dog"], first, vocabulary_size=3)
 
 
 def test_files_that_do_not_fit_are_refused_in_one_line(finished, tmp_path):
