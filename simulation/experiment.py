@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 
-from simulation import assembly, identity, run_checks, run_hparams, runtimes
+from simulation import assembly, identity, run_checks, run_hparams, runtimes, task_models
 from simulation.device import layer_gradients
 from simulation.errors import ChangedError, DivergedError, RunError
 from simulation.experiment_flags import Request
@@ -852,6 +852,10 @@ class Experiment:
                     f"--initial_weights={weights}: its run has other {', '.join(others)} in "
                     "encoding.json than this one, so weights may stand for other inputs or classes."
                 )
+        if settings["precision"] != "float32" and not round_num:
+            lost = task_models.lost_in_precision(self._model, task.train)
+            if lost:
+                caller.warn(f"--precision={settings['precision']}: {lost}; standardize features.")
         if self.request.in_force["aggregator"] == "secure":
             caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)

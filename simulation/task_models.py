@@ -11,6 +11,9 @@ from simulation.errors import RunError
 from tasks import task as task_lib
 from tasks.task import ElementwiseFn, FederatedData, Task
 
+# A feature is reported if rounding changes it by more than this share of its standard deviation.
+_COARSE = 0.05
+
 
 class TaskModel(NamedTuple):
     """A task's model.
@@ -147,6 +150,39 @@ def _require_precision(keras_model: Any, name: str) -> None:
             f"its layers compute in {', '.join(sorted(found))}, so --precision={name} has no "
             f"effect; make it with tf.keras.mixed_precision's policy {name!r} set."
         )
+
+
+def lost_in_precision(model: TaskModel, train: FederatedData) -> str | None:
+    """Returns what the model's precision loses of a feature, as text; `None` if little is lost.
+
+    Looks at some examples of flat inputs `[n, features]`, such as years that are not standardized.
+
+    Args:
+      model: The model, in the run's precision.
+      train: Clients' examples.
+    """
+    import tensorflow as tf
+
+    layers = [k for k in model.keras_model.layers if type(k).__name__ != "InputLayer"]
+    dtype = tf.as_dtype(layers[0].compute_dtype) if layers else tf.float32
+    examples = _varied_examples(train)
+    if examples is None or dtype.size > 2 or not model.model.x_spec.dtype.is_floating:
+        return None
+    x = examples[0].astype(np.float64)
+    if x.ndim != 2 or not x.size:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        errors = np.abs(x.astype(np.float32).astype(dtype.as_numpy_dtype).astype(np.float64) - x)
+        deviations = x.std(0)
+        # Of features of one value, nothing is to be learnt.
+        shares = np.where(deviations > 0, np.sqrt((errors**2).mean(0)) / deviations, 0.0)
+    worst = int(np.argmax(shares))
+    if not shares[worst] > _COARSE:
+        return None
+    return (
+        f"{dtype.name} rounds feature {worst} by up to {errors[:, worst].max():.3g}, and its "
+        f"standard deviation is {deviations[worst]:.3g}"
+    )
 
 
 @contextlib.contextmanager
