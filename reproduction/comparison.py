@@ -380,8 +380,8 @@ def _declared(setup: Setup, column: Mapping[str, Any]) -> dict[str, bool]:
     known = None
     if "higher_is_better" in column:
         known = column["higher_is_better"]
-    elif not setup.higher_is_better:
-        known = False  # True is also the field's default, so it declares nothing.
+    elif setup.higher_is_better is not None:
+        known = setup.higher_is_better
     elif (own := setup.objects.get("task")) is not None:
         known = _of_primary(column, own.primary_metric, bool(own.higher_is_better))
     return {} if known is None else {"higher_is_better": known}

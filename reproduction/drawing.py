@@ -40,6 +40,8 @@ from tff_suite import command_line, figures, writing
 # Most panels of `results`, one per column of the table.
 _MOST_PANELS = 3
 _RATES = ("client_learning_rate", "server_learning_rate")
+# Figures that show the best point, or mark it.
+_OF_BEST = ("rates", "best_rates", "tau")
 
 
 class Kind(NamedTuple):
@@ -105,6 +107,11 @@ def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
             for flag, value in _settings_shown(setup, run, kind, wanted).items():
                 if not isinstance(value, int | float) or isinstance(value, bool):
                     refuse(f"{name} needs a number as --{flag} of {row}.")
+        if name in _OF_BEST and _known_better(setup) is None:
+            refuse(
+                f"{name}: set higher_is_better to true or false; {setup.columns[0]['metric']} does "
+                "not say which."
+            )
         _refuse_means(setup, rows if kind.swept else {}, wanted, refuse)
 
 
@@ -474,8 +481,14 @@ def _rates(setup, points, wanted):
 
 
 def _is_higher_better(setup: Setup) -> bool:
-    """Returns whether higher values of the first column are better, by the item or by its name."""
-    return setup.higher_is_better and results.higher_is_better(setup.columns[0]) is not False
+    return _known_better(setup) is not False  # `check` refuses what is unknown.
+
+
+def _known_better(setup: Setup) -> bool | None:
+    """Returns whether higher values of the first column are better; `None` if nothing says so."""
+    if setup.higher_is_better is not None:
+        return setup.higher_is_better
+    return results.higher_is_better(setup.columns[0])
 
 
 def _title(setup: Setup, points: pd.DataFrame) -> str:

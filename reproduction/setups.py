@@ -315,11 +315,11 @@ class Setup:
         help="what is drawn; kinds and what they take are in `reproduction/drawing.py`. The "
         "curve by default",
     )
-    higher_is_better: bool = _field(
+    higher_is_better: bool | None = _field(
         *_BOOL,
-        True,
-        help="of the first column in figures of settings; by default the metric's name decides, "
-        "and true if it does not",
+        None,
+        help="of the first column in figures of settings; by default the metric's name decides. "
+        "If it does not, `rates`, `best_rates` and `tau` need this",
     )
     draws: Sequence[str] = _field(
         "a list of texts",

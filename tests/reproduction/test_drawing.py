@@ -74,10 +74,12 @@ def test_a_column_that_is_turned_round_keeps_its_unit(column, label):
 @pytest.mark.parametrize(
     ("column", "declared", "better"),
     [
-        ({"metric": "eval/accuracy"}, True, True),
-        ({"metric": "eval/loss"}, True, False),
-        ({"metric": "eval/loss", "scale": -1}, True, True),
-        ({"metric": "eval/accuracy", "scale": -100, "offset": 100}, True, False),
+        ({"metric": "eval/accuracy"}, None, True),
+        ({"metric": "eval/loss"}, None, False),
+        ({"metric": "eval/loss", "scale": -1}, None, True),
+        ({"metric": "eval/accuracy", "scale": -100, "offset": 100}, None, False),
+        ({"metric": "eval/gain"}, None, None),
+        ({"metric": "eval/gain", "higher_is_better": False}, None, False),
         ({"metric": "eval/gain"}, True, True),
         ({"metric": "eval/gain"}, False, False),
     ],
@@ -85,7 +87,7 @@ def test_a_column_that_is_turned_round_keeps_its_unit(column, label):
 def test_the_best_settings_are_the_best_by_their_columns_name(column, declared, better):
     columns = [{"name": "c", **column}]
     setup = dataclasses.replace(EVERY[0], columns=columns, higher_is_better=declared)
-    assert drawing._is_higher_better(setup) is better
+    assert drawing._known_better(setup) is better
 
 
 def test_a_share_has_one_unit_in_all_figures_of_a_setup():
@@ -237,6 +239,21 @@ def test_a_key_that_a_figure_does_not_take_is_refused():
         wrong = dataclasses.replace(setup, figures=[wanted])
         with pytest.raises(items.ReproduceError, match=words):
             drawing.check(wrong, [])
+
+
+@pytest.mark.parametrize("kind", ["rates", "best_rates", "tau"])
+def test_a_best_point_needs_a_direction(kind):
+    columns = [{"name": "c", "metric": "eval/gain"}]
+    setup = dataclasses.replace(EVERY[0], columns=columns, figures=[{"kind": kind}])
+    with pytest.raises(items.ReproduceError, match=f"{kind}: set higher_is_better to true or fal"):
+        drawing.check(setup, [])
+    drawing.check(dataclasses.replace(setup, higher_is_better=False), [])
+
+
+def test_items_of_papers_say_which_values_are_better():
+    for setup in EVERY:
+        if any(wanted["kind"] in drawing._OF_BEST for wanted in setup.figures):
+            assert drawing._known_better(setup) is not None, named(setup)
 
 
 def test_a_swept_setting_is_named_and_its_numbers_lie_on_nothing():
