@@ -115,14 +115,13 @@ def has_diverged(run: PlannedRun) -> bool:
     Raises:
       HparamError: If the run's flags are wrong.
     """
-    request = run.request()
     try:
+        if not run.read().diverged:
+            return False
         recorded = (run.read().recorded or {}).get("flags")
-        return (
-            run.read().diverged and isinstance(recorded, dict) and has_settings(request, recorded)
-        )
     except RunError:
         return False  # The run itself will report the damage.
+    return isinstance(recorded, dict) and has_settings(run.request(), recorded)
 
 
 def execute(
