@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from reproduction import comparison, plots, quantities, run_folders, statistics
+from reproduction import comparison, plots, quantities, results, run_folders, statistics
 from simulation.errors import RunError
 from tff_suite import figures, tables, writing
 
@@ -301,10 +301,11 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
             "": label,
             "seeds": " ".join(map(str, sorted(of_label.seed))),
             "round": " to ".join(map(str, sorted({*of_label.round_num.agg(["min", "max"])}))),
-            "mean": f"{of_label.value.mean():.4g}",
-            "spread": f"{of_label.value.std():.4g}" if len(of_label) > 1 else "one seed",
+            "mean": f"{mean:.4g}",
+            "spread": "one seed" if spread is None else f"{spread:.4g}",
         }
         for label, of_label in last[~last.diverged].groupby("method", sort=False)
+        for mean, spread in [results.mean_and_spread(of_label.value.tolist())]
     ]
     if ends:
         lines += [f"\n## {column}, last value of each run\n", _table(ends)]

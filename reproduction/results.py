@@ -184,6 +184,9 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     mean = sum(values) / len(values)
     if len(values) == 1:
         return mean, None
+    if math.isfinite(mean) and min(values) == max(values):
+        # The mean of equal numbers may be another number, and their deviation 1e-16.
+        return values[0], 0.0
     return mean, (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
 
 

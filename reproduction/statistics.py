@@ -100,6 +100,9 @@ def interval(values: npt.ArrayLike) -> Interval:
     numbers = np.asarray(values, float)
     if not len(numbers):
         return Interval(math.nan, math.nan, math.nan)
+    if len(numbers) > 1 and np.all(np.isfinite(numbers)) and np.ptp(numbers) == 0:
+        # The mean of equal numbers may be another number, and their deviation 1e-16.
+        return Interval(*[float(numbers[0])] * 3)
     mean, n, half = float(numbers.mean()), len(numbers), math.nan
     if n > 1:
         half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * numbers.std(ddof=1) / n**0.5

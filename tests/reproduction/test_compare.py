@@ -209,6 +209,16 @@ def test_equal_differences_on_all_seeds_are_told(tmp_path):
     assert told.startswith(says)
 
 
+def test_equal_values_on_all_seeds_have_no_spread(tmp_path):
+    """In floating point, a third of 0.7 + 0.7 + 0.7 is not 0.7."""
+    for seed in (1, 2, 3):
+        write_run(tmp_path / f"a{seed}", "fedavg", seed, [0, 0.7])
+        write_run(tmp_path / f"b{seed}", "fedadam", seed, [0, 0.1 * seed])
+    text = compare.report([str(tmp_path)], None, tmp_path / "out")
+    assert re.search(r"\| fedavg +\| 1 2 3 +\| 1 +\| 0\.7 +\| 0 +\|", text)
+    assert re.search(r"\| fedadam +\| 1 2 3 +\| 1 +\| 0\.2 +\| 0\.1 +\|", text)
+
+
 def start(folder, data, commit="c" * 40, digests=None):
     """Says how a run was computed, as a run of today does."""
     path = folder / "hparams.json"

@@ -51,6 +51,8 @@ def cells(found):
         ([123.456], {}, [r"\multicolumn{2}{c}{\textbf{123.5}}"]),
         ([0.0], {}, [r"\multicolumn{2}{c}{\textbf{0.0}}"]),
         ([2.0, 2.0], {}, [r"\textbf{2.000}", "0.000"]),
+        # In floating point, a third of their sum is another number.
+        ([0.7, 0.7, 0.7], {}, [r"\textbf{0.7000}", "0.0000"]),
     ],
 )
 def test_digits_follow_the_interval(values, column, shown):

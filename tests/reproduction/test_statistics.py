@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reproduction import statistics
+from reproduction import results, statistics
 
 VALUES = {
     "fedavg": {1: 0.50, 2: 0.52, 3: 0.49, 4: 0.55, 5: 0.51},
@@ -62,6 +62,16 @@ def test_holm_passes_over_what_is_no_test():
 def test_equal_differences_and_single_seeds():
     assert statistics.p_value([0.0, 0.0]) == 1 and statistics.p_value([0.5, 0.5]) == 0
     assert math.isnan(statistics.p_value([0.5])) and math.isnan(statistics.interval([0.5]).low)
+
+
+def test_equal_values_have_no_spread():
+    """A third of 0.7 + 0.7 + 0.7 is 0.6999999999999998, so NumPy finds a deviation of 1e-16."""
+    assert np.std([0.7] * 3, ddof=1) > 0
+    assert statistics.interval([0.7] * 3) == (0.7, 0.7, 0.7)
+    assert results.mean_and_spread([0.7] * 3) == (0.7, 0.0)
+    assert results.mean_and_spread([0.7]) == (0.7, None)
+    assert all(map(math.isnan, results.mean_and_spread([math.nan] * 2)))
+    assert results.mean_and_spread([1.0, 2.0])[1] == pytest.approx(0.5**0.5)
 
 
 def test_what_is_not_finite_is_left_out():
