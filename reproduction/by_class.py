@@ -7,9 +7,10 @@ alone, a client's accuracy then has a standard deviation of 11 points. So the wo
 lie far below 43 %, even if all clients are alike.
 
 Here the accuracy of client k is Σ_c p_kc a_c instead. p_kc is the share of class c in the client's
-training examples. a_c is the accuracy of the run's final model on all central test examples of
-class c. This is valid if clients differ only in their classes, e.g. if a partition is drawn by
-labels. For methods with a personal model per client it describes the shared model.
+training examples; clients without any are left out. a_c is the accuracy of the run's final model on
+all central test examples of class c. This is valid if clients differ only in their classes, e.g. if
+a partition is drawn by labels. For methods with a personal model per client it describes the shared
+model.
 
 The statistics over clients, see docs/metrics.md, go to FILE.csv as fractions, one line per run.
 Their means over seeds are printed.
@@ -112,7 +113,8 @@ def of_run(run: run_folders.RunFolder, data_dir: str | None = None) -> Mapping[s
     shares = shares_of_classes(task, scores.shape[-1])
     # A class without test examples (NaN) only affects clients that have this class.
     accuracy = np.where(shares > 0, shares * by_class, 0.0).sum(axis=1)
-    found = fairness.summarize(accuracy, np.ones(len(accuracy)))
+    # A client without training examples has no share of any class, so it is left out.
+    found = fairness.summarize(accuracy, shares.sum(axis=1))
     return {n.removesuffix("_u"): value for n, value in found.items() if n.endswith("_u")}
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 import run_experiment
 import tasks
 import tasks.layers.registered
-from reproduction import by_class
+from reproduction import by_class, run_folders
 from simulation.measures import fairness
 
 SETTINGS = {
@@ -21,25 +21,29 @@ SETTINGS = {
 }
 
 
+def run(root, seed, **settings):
+    flags = [f"--cifar10_image_{name}={value}" for name, value in settings.items()]
+    arguments = [
+        "--task=cifar10_image",
+        "--algorithm=fedavg",
+        "--client_learning_rate=0.1",
+        "--use_synthetic_data",
+        "--total_rounds=2",
+        "--clients_per_round=5",
+        "--client_batch_size=10",
+        f"--seed={seed}",
+        f"--experiment_name=run_{seed}",
+        f"--root_output_dir={root}",
+        *flags,
+    ]
+    assert run_experiment.main(arguments) == 0
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    flags = [f"--cifar10_image_{name}={value}" for name, value in SETTINGS.items()]
     for seed in (1, 2):
-        arguments = [
-            "--task=cifar10_image",
-            "--algorithm=fedavg",
-            "--client_learning_rate=0.1",
-            "--use_synthetic_data",
-            "--total_rounds=2",
-            "--clients_per_round=5",
-            "--client_batch_size=10",
-            f"--seed={seed}",
-            f"--experiment_name=run_{seed}",
-            f"--root_output_dir={root}",
-            *flags,
-        ]
-        assert run_experiment.main(arguments) == 0
+        run(root, seed, **SETTINGS)
     return root
 
 
@@ -70,6 +74,23 @@ def test_a_clients_accuracy_is_that_of_test_examples_in_its_shares(root, capsys)
         want = fairness.summarize(np.array(of_clients), np.ones(10))
         for name in ("avg", "std", "worst10", "best30"):
             assert table.loc[seed, name] == pytest.approx(want[f"{name}_u"], abs=1e-6), name
+
+
+def test_clients_without_training_examples_are_left_out(tmp_path):
+    """Half of these clients have none. They used to count as clients that are always wrong."""
+    settings = {"num_validation": 0, "client_tests": "official", "model": "mlp"}
+    drawn = {"partition": "dirichlet", "alpha": 0.01, "min_share": 0.0, "num_clients": 50}
+    run(tmp_path, 1, **settings, **drawn)
+    got = by_class.of_run(run_folders.read_run(str(tmp_path / "run_1")))
+    task = tasks.load("cifar10_image", use_synthetic_data=True, seed=1, **settings, **drawn)
+    model = tf.keras.models.load_model(tmp_path / "run_1" / "model" / "final.keras")
+    test = task.central_test
+    predicted = np.asarray(model(test.x)).argmax(axis=1)
+    of_class = [(predicted[test.y == c] == c).mean() for c in range(10)]
+    held = [task.train.examples(k).y for k in np.flatnonzero(task.train.sizes)]
+    assert len(held) < 40
+    want = [np.mean([of_class[c] for c in own]) for own in held]
+    assert got["avg"] == pytest.approx(np.mean(want)) and got["std"] == pytest.approx(np.std(want))
 
 
 def test_what_is_no_ended_run_is_one_line(root, tmp_path, capsys):
