@@ -292,7 +292,7 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
     output.mkdir(parents=True, exist_ok=True)
     writing.write_atomically(output / "aligned.csv", curves.to_csv().encode())
     points = run_folders.curve(runs, column)
-    drawn, _ = run_folders.without_diverged(points, runs)
+    drawn, _ = run_folders.without_diverged(runs, column)
     figure = plots.curves(drawn, quantity=quantities.of_column(column), title=column)
     figures.save(figure, str(output / "curves"))
     last = _last(points, runs)

@@ -133,7 +133,7 @@ def _draw(options: Any, runs: Any) -> Figure:
     if kind in ("curves", "improved", "direction"):
         own = {"improved": "fairness/improved_fraction", "direction": "train/direction_norm"}
         column = options.column or own.get(kind) or run_folders.primary_column(runs)
-        points, left_out = run_folders.without_diverged(run_folders.curve(runs, column), runs)
+        points, left_out = run_folders.without_diverged(runs, column)
         if left_out:
             print(f"Not drawn, since they diverged: {'; '.join(left_out)}.")
         if kind == "improved":

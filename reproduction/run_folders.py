@@ -33,6 +33,9 @@ _NOT_SETTINGS = (run_hparams.MAY_CHANGE - {"total_rounds"}) | {
 }
 
 
+# Columns of a table of curves.
+_CURVE = ("method", "seed", "round_num", "value")
+
 # The files that are read. If one of them changes, the folder is read again.
 _FILES = ("hparams.json", "metrics.csv", "client_metrics.csv", "summary.json", outputs.DIVERGED)
 _MOST_FOLDERS = 128
@@ -463,11 +466,12 @@ def curve(runs: Sequence[RunFolder], column: str) -> "pd.DataFrame":
     Raises:
       RunError: If a run lacks the column.
     """
-    parts = []
-    for run, label in zip(runs, labels(runs), strict=True):
-        values = _values(run, column)
-        parts.append(values.assign(method=label, seed=run.flags["seed"]))
-    return _joined(parts, ["method", "seed", "round_num", "value"])
+    named = zip(runs, labels(runs), strict=True)
+    return _joined([_of_curve(run, label, column) for run, label in named], _CURVE)
+
+
+def _of_curve(run: RunFolder, label: str, column: str) -> "pd.DataFrame":
+    return _values(run, column).assign(method=label, seed=run.flags["seed"])
 
 
 def final(run: RunFolder, column: str, last_rounds: int) -> float:
@@ -599,25 +603,31 @@ def primary_direction(run: RunFolder) -> tuple[str, bool] | None:
     return None
 
 
-def without_diverged(
-    points: "pd.DataFrame", runs: Sequence[RunFolder]
-) -> tuple["pd.DataFrame", list[str]]:
-    """Leaves diverged runs out of a table of curves, but for methods of which all runs diverged.
+def without_diverged(runs: Sequence[RunFolder], column: str) -> tuple["pd.DataFrame", list[str]]:
+    """As `curve`, but leaves out diverged runs, except of methods of which all runs diverged.
 
     A mean over the seeds of some rounds and over fewer seeds in later ones would jump.
 
     Args:
-      points: From `curve`.
-      runs: Its runs.
+      runs: The runs.
+      column: The column, e.g. `eval/accuracy`.
 
     Returns:
       The table without them, and a text on each run that is left out.
+
+    Raises:
+      RunError: If a run that is not left out lacks the column.
     """
-    named = by_name(runs)
-    kept = {label for (label, _), run in named.items() if not run.diverged}
-    left_out = {name: run for name, run in named.items() if run.diverged and name[0] in kept}
-    keys = zip(points.method, points.seed, strict=True)
-    return points[np.array([key not in left_out for key in keys], bool)], where_ended(left_out)
+    named = list(zip(runs, labels(runs), strict=True))
+    kept = {label for run, label in named if not run.diverged}
+    parts, left_out = [], []
+    for run, label in named:
+        # One run at a time, since another may have the same label and seed.
+        if run.diverged and label in kept:
+            left_out += where_ended({(label, run.flags["seed"]): run})
+        else:
+            parts.append(_of_curve(run, label, column))
+    return _joined(parts, _CURVE), left_out
 
 
 def where_ended(named: Mapping[tuple[str, int], RunFolder]) -> list[str]:
@@ -694,7 +704,7 @@ def _check_column(run, column):
 def _joined(parts: Any, columns: Sequence[str]) -> "pd.DataFrame":
     import pandas as pd
 
-    return pd.concat(parts, ignore_index=True)[columns]
+    return pd.concat(parts, ignore_index=True)[list(columns)]
 
 
 def _starting(names: Iterable[str], prefix: str) -> Iterator[str]:

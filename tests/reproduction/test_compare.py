@@ -133,7 +133,7 @@ def test_diverged_runs_are_named_and_left_out(root, tmp_path):
     text = compare.report(folders, None, tmp_path / "out")
     assert "Diverged, so not in means and differences: fedadam (seed 4) after round 1." in text
     runs = run_folders.find_runs(folders)
-    drawn, left_out = run_folders.without_diverged(run_folders.curve(runs, "eval/accuracy"), runs)
+    drawn, left_out = run_folders.without_diverged(runs, "eval/accuracy")
     assert left_out == ["fedadam (seed 4) after round 1"]
     assert sorted(drawn[drawn.method == "fedadam"].seed.unique()) == [1, 2, 3, 9]
     assert "| fedadam - fedavg | 2             | 1 2 3   | 0.3 " in text
@@ -145,7 +145,7 @@ def test_diverged_runs_are_named_and_left_out(root, tmp_path):
     # Of a method without other runs, the curve is shown to its end.
     runs = run_folders.find_runs(alone)
     points = run_folders.curve(runs, "eval/accuracy")
-    assert run_folders.without_diverged(points, runs)[0].equals(points)
+    assert run_folders.without_diverged(runs, "eval/accuracy")[0].equals(points)
     text = compare.report(alone, None, tmp_path / "out")
     assert "Diverged" in text and "Differences" not in text and "Not the same number" not in text
 

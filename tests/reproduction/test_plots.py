@@ -558,6 +558,18 @@ def test_diverged_seeds_are_not_in_a_mean_over_seeds(tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize("diverged", [0, 1])
+def test_a_run_is_drawn_though_its_twin_diverged(tmp_path, diverged):
+    """Both have the same settings and seed, such as before and after a change of code."""
+    folders = [make_run(tmp_path, f"r{i}", accuracies(i / 8), seed=0) for i in (0, 1)]
+    folders += [make_run(tmp_path, "other", accuracies(0.5), seed=1)]
+    pathlib.Path(folders[diverged], "diverged.json").write_text('{"reason": "too far"}')
+    runs = [run_folders.read_run(folder) for folder in folders]
+    points, left_out = run_folders.without_diverged(runs, "eval/accuracy")
+    assert points.value.tolist() == [(1 - diverged) / 8, 0.5]
+    assert left_out == ["fedavg (seed 0) after round 1"]
+
+
 def test_a_run_that_lacks_what_is_drawn_is_one_line(tmp_path, capsys):
     folder = make_run(tmp_path, "a", accuracies(0.1))
     assert plots.main(["improved", folder, f"--output={tmp_path / 'x'}"]) == 1
