@@ -324,7 +324,11 @@ def _dry_run(asked) -> None:
     told_data = needs.told_data(setup, FLAGS.data_dir)
     nearest = {name: needs.of_row(setup, row) for name, row in setup.rows.items()}
     nearest = {row: (found.seconds, found.workload) for row, found in nearest.items() if found}
-    rows = sweep.estimate(runs, setup.seconds, nearest, asked.places.to_start_over(runs))
+    anew = asked.places.to_start_over(runs)
+    rows = sweep.estimate(runs, setup.seconds, nearest, anew)
+    missing = [run for run in runs if run in anew or not sweep.is_done(run)]
+    for line in sweep.told_kept(missing):
+        asked.say(f"{line}.")
     without = {e.row for e in rows if e.seconds is None and e.rounds}
     if without:
         found = sweep.measure([run for run in runs if run.row in without], resources)

@@ -208,16 +208,26 @@ def _carried_out(
 
 def _tell_reused(runs: Sequence[PlannedRun], missing: Sequence[PlannedRun]) -> None:
     """Says how many runs are done, and which are others than those that are there."""
-    done, moved = len(runs) - len(missing), [run for run in missing if run.kept]
+    done = len(runs) - len(missing)
     told = [f"{done} of {len(runs)} runs are done already and reused"] if done else []
-    if moved:
-        what = ", ".join(dict.fromkeys(part for run in moved for part in _other_parts(run)))
-        told.append(
-            f"own folders for {len(moved)} ({moved[0].name}): earlier runs differ in {what}, and "
-            "are kept"
-        )
-    if told:
+    if told := [*told, *told_kept(missing)]:
         command_line.say(f"{'; '.join(told)}.")
+
+
+def told_kept(missing: Sequence[PlannedRun]) -> list[str]:
+    """Returns a text on the runs to do that leave an earlier run in its folder; none without any.
+
+    Args:
+      missing: The runs to do.
+    """
+    moved = [run for run in missing if run.kept]
+    if not moved:
+        return []
+    what = ", ".join(dict.fromkeys(part for run in moved for part in _other_parts(run)))
+    return [
+        f"own folders for {len(moved)} ({moved[0].name}): earlier runs differ in {what}, and are "
+        "kept"
+    ]
 
 
 def _other_parts(run: PlannedRun) -> list[str]:

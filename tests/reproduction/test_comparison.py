@@ -477,6 +477,26 @@ def test_a_changed_flag_file_starts_runs_in_folders_of_their_own(tmp_path):
         assert [run.folder for run in planned(rate)] == [run.folder for run in before]
 
 
+def test_a_dry_run_names_the_settings_that_changed(tmp_path, capsys):
+    (tmp_path / "x.toml").write_text(f"seconds = {{ '*' = 1.0 }}\n{ITEM}")
+    asked = [f"--items={tmp_path}", "--item=x", f"--root_output_dir={tmp_path}", "--dry_run"]
+    for rate in (0.1, 0.25):
+        (tmp_path / "a.flags").write_text(f"{FLAGS}--client_learning_rate={rate}\n")
+        assert reproduce.main(asked) == 0
+        told = capsys.readouterr().out
+        if rate == 0.1:
+            assert "own folders" not in told
+            (item,) = items.own_items(str(tmp_path))
+            setup = item.setups["s"]
+            points = {"fedavg": [{}]}
+            for run in items.planned_runs(setup, ["fedavg"], points, [1], root=str(tmp_path)):
+                run.folder.mkdir(parents=True)
+                flags = dict(run.request().in_force)
+                (run.folder / "hparams.json").write_text(json.dumps({"flags": flags}))
+    assert re.search(r"own folders for 1 \(fedavg_seed1\.\w{8}\): earlier runs differ in ", told)
+    assert "client_learning_rate, and are kept." in told
+
+
 def test_a_flag_file_within_another_is_read_again_when_it_changes(tmp_path):
     inner = tmp_path / "inner.flags"
     (tmp_path / "outer.flags").write_text(f"{FLAGS}--total_rounds=3\n--flagfile={inner}\n")
