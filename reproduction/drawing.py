@@ -437,8 +437,9 @@ def _pareto_points(setup, runs, wanted):
                 "rsd": results.column_value(run, columns["error_rsd"]),
             }
         )
-    points = pd.DataFrame(rows).groupby(["method", "parameter"], dropna=False, sort=False).mean()
-    return points.reset_index()
+    points = pd.DataFrame(rows).groupby(["method", "parameter"], dropna=False, sort=False)
+    # If a seed has no value, such as a relative deviation from no error, neither has the setting.
+    return points.agg(lambda v: v.mean(skipna=False)).dropna().reset_index()
 
 
 def _pareto(setup, points, wanted):

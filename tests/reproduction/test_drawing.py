@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import types
 
 import numpy as np
 import pandas as pd
@@ -279,3 +280,15 @@ def test_figures_of_partitions_that_stand_side_by_side_have_one_scale_of_colours
         drawn = [s.draws for s in item.setups.values() if "tasks.plot" in s.draws]
         scales = {tuple(part for part in draws if part.startswith("--most=")) for draws in drawn}
         assert len(drawn) < 2 or (len(scales) == 1 and scales != {()}), item.name
+
+
+def test_a_setting_of_which_a_seed_has_no_value_has_no_point(monkeypatch):
+    """Without an error, a seed has no relative deviation. The mean of the others would be wrong."""
+    setup = items.load_item("adafedadam", "fig3").setups["synthetic"]
+    one, other = list(setup.rows)[:2]
+    values = {one: [(2.0, 0.5), (4.0, 1.0)], other: [(0.0, np.nan), (4.0, 1.0)]}
+    runs = [types.SimpleNamespace(row=row, values=v) for row, some in values.items() for v in some]
+    names = ["mean_error", "error_rsd"]
+    monkeypatch.setattr(results, "column_value", lambda r, c: r.values[names.index(c["name"])])
+    points = drawing._pareto_points(setup, runs, {"kind": "pareto"})
+    assert points[["mean_error", "rsd"]].to_numpy().tolist() == [[3.0, 0.75]]
