@@ -247,7 +247,8 @@ def reproduce(
     records, caveats = outcome.records(), outcome.caveats()
     results.write_csv(folder / "results.csv", records)
     comparison.write(outcome, folder)
-    text = "\n".join([setup.title, "", results.format_table(records, setup), "", *caveats])
+    told = [*caveats, *results.spread_in_words(records, setup)]
+    text = "\n".join([setup.title, "", results.format_table(records, setup), "", *told])
     writing.write_atomically(folder / "table.md", f"{text}\n".encode())
     drawn = drawing.draw(setup, outcome.runs, outcome.chosen, folder, options.figure_width)
     named = ["results.csv", "runs.csv", "table.md", "table.tex"]
@@ -278,6 +279,7 @@ def _told(setup, records, caveats, folder, named, options) -> str:
     places = [f"--{flag}={getattr(options, flag)}" for flag in flags if flag in options.given]
     rest = [
         *caveats,
+        *results.spread_in_words(records, setup),
         f"Columns (docs/metrics.md): {'; '.join(results.columns_in_words(setup, names))}",
         f"In {folder}: {', '.join(named)}",
     ]

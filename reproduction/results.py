@@ -372,6 +372,23 @@ def columns_of_paper(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[st
     return [name for name in names if name in known] or names
 
 
+def spread_in_words(rows: Sequence[Mapping[str, Any]], setup: Setup) -> list[str]:
+    """Returns a sentence on what follows ± in a table; none if nothing does.
+
+    Args:
+      rows: `records`.
+      setup: The set-up.
+    """
+    if all(r["spread"] in (None, "") for r in rows):
+        return []
+    printed = any(line["spread"] for line in published(setup).values())
+    return [
+        "± is one sample standard deviation over seeds"
+        + ", in lines of the paper what it prints" * printed
+        + ". In table.tex it is half of a 95 % interval."
+    ]
+
+
 def short_table(rows: Sequence[Mapping[str, Any]], setup: Setup) -> str:
     """Returns the paper's columns, ours and published, as a Markdown table.
 

@@ -254,8 +254,14 @@ def test_results_are_means_over_seeds_with_their_spread(runs, monkeypatch):
     rows = pd.DataFrame(whole)
     label = drawing._column_label(wide, wide.columns[0], rows)
     assert label == "accuracy, mean of the last 2 rounds (%)"
+    told = "± is one sample standard deviation over seeds{}. In table.tex it is half of a 95 % "
+    told += "interval."
+    assert results.spread_in_words(records, SETUP) == [told.format("")]
+    assert not results.spread_in_words([{**r, "spread": None} for r in records], SETUP)
     theirs = {("a", "acc"): {"value": "91.5", "spread": "0.3"}}
     monkeypatch.setattr(results, "published", lambda setup: theirs)
+    of_paper = ", in lines of the paper what it prints"
+    assert results.spread_in_words(records, SETUP) == [told.format(of_paper)]
     table = results.format_table(records, SETUP)
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
     assert lines[2] == ["a", "ours", "1", "2", "1 2", "85.00 ± 7.07", "0.25"]
