@@ -42,7 +42,8 @@ def curves(
       points: Columns `method`, `seed`, `round_num`, `value`, as in metrics.csv.
       quantity: What the values measure.
       title: Title of the figure.
-      smooth: Each value becomes the mean of this many values up to and including it, per seed.
+      smooth: Each value becomes the mean of this many values up to and including it, per seed. The
+        first ones are means of as many as there are.
       log: Whether the values' axis is logarithmic.
       published: Method → the published value, in the unit of the axis. It is drawn as an open mark
         of the method's shape, to the right of each panel whose limits include it.
