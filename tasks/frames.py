@@ -1444,7 +1444,7 @@ def _report_alike(kind: str, names: Iterable[Any]) -> None:
     names = [name for name in names if isinstance(name, str)]
     for how, read in (
         ("differ only in capitals, blanks or the form of Unicode", _folded),
-        ("are the same number", _as_number),
+        ("are the same number", partitions.as_number),
     ):
         written: dict[Any, list[str]] = {}
         for name in names:
@@ -1460,17 +1460,11 @@ def _folded(name: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
-def _as_number(name: str) -> decimal.Decimal | None:
-    """Returns the exact number that a name is; `None` for others, also `1e3`, as an id may be."""
-    plain = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", name)
-    return decimal.Decimal(name) if plain else None
-
-
 def _report_strangers(table: _Table, own: Mapping, training: Mapping) -> None:
     strangers = [name for name in own if name not in training]
-    known = {_as_number(name): name for name in training}
+    known = {partitions.as_number(name): name for name in training}
     known.pop(None, None)
-    alike = [(name, known[n]) for name in strangers if (n := _as_number(name)) in known]
+    alike = [(name, known[n]) for name in strangers if (n := partitions.as_number(name)) in known]
     if strangers:
         way = ""
         if alike:

@@ -5,8 +5,10 @@ A partition is a list with one int64 array of row numbers for each client, in as
 to two clients.
 """
 
+import decimal
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +33,8 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
       users: The user of each row, text or numbers, `[n]`: a list, an array or a pandas column.
 
     Returns:
-      Name of each user, as text → rows; users in ascending order.
+      Name of each user, as text → rows; users in ascending order. Numbers are in the order of
+      numbers also if they are text, as a CSV file has them: `2` before `10`.
 
     Raises:
       ValueError: If a user is missing or is bytes, users have several types, or are not a column.
@@ -58,10 +61,27 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
             raise ValueError(
                 "users are bytes; make them text, by [user.decode() for user in users]."
             )
-        found = {str(user): np.array(rows[user], np.int64) for user in sorted(rows)}
+        found = {str(user): np.array(rows[user], np.int64) for user in _in_order(list(rows))}
     except TypeError as error:
         raise ValueError("users must be all text or all numbers, one for each row.") from error
     return found
+
+
+def _in_order(users: Sequence[Any]) -> list[Any]:
+    """Returns users in ascending order, those that are all numbers in the order of numbers.
+
+    The order decides which clients a cohort has, so it must not depend on how users were read.
+    """
+    numbers = [as_number(user) if isinstance(user, str) else None for user in users]
+    if None in numbers:
+        return sorted(users)
+    return [user for _, user in sorted(zip(numbers, users, strict=True))]
+
+
+def as_number(name: str) -> decimal.Decimal | None:
+    """Returns the exact number that a name is; `None` for others, also `1e3`, as an id may be."""
+    plain = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", name)
+    return decimal.Decimal(name) if plain else None
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[np.ndarray]:

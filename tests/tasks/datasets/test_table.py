@@ -93,6 +93,19 @@ def test_a_model_of_ones_own(here, capsys):
     assert "units 4 → 5" in capsys.readouterr().err
 
 
+def test_a_table_and_its_file_have_the_same_clients(here):
+    # As text, "10" comes before "2". The cohorts of a seed would be others.
+    frame = pd.read_csv("table.csv").assign(who=np.arange(48) % 12 + 1)
+    frame.to_csv("table.csv", index=False)
+    of_file = tasks.load("table", path="table.csv", user="who", target="kind")
+    model = of_file.keras_model_fn
+    of_frame = tasks.from_frame(frame, user="who", target="kind", model=model)
+    of_arrays = tasks.from_arrays(frame[["a", "b"]], frame.kind, frame.who, model=model)
+    ids = [str(k + 1) for k in range(12)]
+    assert of_file.train.client_ids == of_frame.train.client_ids == of_arrays.train.client_ids
+    assert of_file.train.client_ids == of_file.test.client_ids == ids
+
+
 @pytest.mark.parametrize("target", ["kind", "a"])
 def test_one_layer_by_default(here, target):
     task = tasks.load("table", path="table.csv", user="who", target=target, features="b")
