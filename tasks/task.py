@@ -251,6 +251,7 @@ class ArrayFederatedData:
         if client_ids is not None and len(client_ids) != len(rows):
             raise TaskError(f"{len(client_ids)} client_ids of {len(rows)} clients.")
         self.client_ids = _names(client_ids, len(rows))
+        self._has_names = client_ids is not None
         self._rows = _checked_rows(rows, number, self.client_ids)
         self._x = x
         self._y = y
@@ -447,6 +448,7 @@ class Task:
                 _check_clean(self.clean_train, self.train)
         except TaskError as e:
             raise TaskError(f"Task {self.name!r}: {e}") from None
+        _report_matched_by_place(self)
 
 
 def _refuse(fault: str) -> None:
@@ -619,6 +621,25 @@ def _central(examples: Any) -> _Form | None:
             "Examples(x, y)."
         )
     return _form_of(*examples) if _length(examples.y) else None
+
+
+def _report_matched_by_place(task: Task) -> None:
+    """Warns of clients without names that may be taken for other clients of training."""
+    train = task.train
+    for part in ("test", "validation"):
+        data = getattr(task, part)
+        if data is None or len(data.client_ids) == len(train.client_ids):
+            continue
+        known = set(train.client_ids)
+        same = next((name for name in data.client_ids if name in known), None)
+        if same is not None and not all(getattr(d, "_has_names", True) for d in (train, data)):
+            warnings.warn(
+                f"Task {task.name!r}: client {same!r} of {part} is taken for client {same!r} of "
+                f"train, though {part} has {len(data.client_ids)} clients and train "
+                f"{len(train.client_ids)}; give both client_ids.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
 
 def _check_alike(part: str, found: _Form | None, train: _Form) -> None:

@@ -284,6 +284,30 @@ def test_test_clients_in_another_order_are_matched_by_id(tmp_path, algorithm):
     assert tables[0].train_examples.tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("part", ["test", "validation"])
+@pytest.mark.parametrize(
+    ("train", "others", "number", "is_told"),
+    [
+        (None, None, 2, True),
+        (["0", "1", "2"], None, 2, True),
+        (None, ["1", "2"], 2, True),
+        # Clients of the same places, clients named alike, and clients that do not train.
+        (None, None, 3, False),
+        (["0", "1", "2"], ["1", "2"], 2, False),
+        (NAMES, None, 2, False),
+    ],
+)
+def test_clients_without_names_that_may_be_other_clients(part, train, others, number, is_told):
+    data = ArrayFederatedData(X, Y, PARTS[:number], others)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        task(train=ArrayFederatedData(X, Y, PARTS, train), **{part: data})
+    assert len(told) == is_told
+    for warning in told:
+        assert warning.filename == __file__
+        assert f"though {part} has 2 clients and train 3; give both client_ids" in str(warning)
+
+
 @pytest.mark.parametrize(
     "tests",
     [
