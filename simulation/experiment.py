@@ -20,7 +20,7 @@ from simulation.experiment_flags import Request
 from simulation.records import checkpoints, files, metrics_csv, models, outputs, stacks, trackers
 from simulation.records.progress import Progress, ProgressInPython
 from simulation.rounds import callbacks
-from tasks import fingerprint, missing
+from tasks import fingerprint, missing, scales
 from tff_suite import command_line, imports
 from tff_suite.hparams import HparamError
 
@@ -484,7 +484,8 @@ class Experiment:
             self._look_at(request, task, keras_model, caller)
             self._missing = assembly.once("missing in training", task, missing.in_training)
             in_tests = assembly.once("missing in tests", task, missing.in_tests)
-            for line in filter(None, [self._missing, *in_tests]):
+            of_scales = assembly.once("scales of tests", task, scales.in_tests)
+            for line in filter(None, [self._missing, *in_tests, *of_scales]):
                 caller.warn(f"{line}.")
 
         parts = assembly.assemble(request, look_at)
