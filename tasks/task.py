@@ -266,6 +266,15 @@ class ArrayFederatedData:
         x = self._x[rows]
         return Examples(self.transform(x) if self.transform else x, self._y[rows])
 
+    def number_in(self, other: "ArrayFederatedData") -> int:
+        """Returns how many examples are also in other data of the same array `x`; else 0."""
+        if not _are_same(self._x, other._x):
+            return 0
+        held = np.zeros(_length(self._x) or 0, bool)
+        for rows in other._rows:
+            held[rows] = True
+        return sum(int(held[rows].sum()) for rows in self._rows)
+
     def held_in_memory(self, index: int) -> Sequence[np.ndarray]:
         """See `tasks.task.held_in_memory`.
 
@@ -289,6 +298,13 @@ def _as_array(name: str, values: Any) -> Any:
         return np.asarray(values)
     except ValueError as e:
         raise TaskError(f"{name} is not an array: {e}") from e
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Returns whether two arrays are one, such as two views of a table's numbers."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.__array_interface__ == other.__array_interface__
+    return one is other
 
 
 def is_missing(value: Any) -> bool:
@@ -449,6 +465,7 @@ class Task:
         except TaskError as e:
             raise TaskError(f"Task {self.name!r}: {e}") from None
         _report_matched_by_place(self)
+        _report_rows_in_both(self)
 
 
 def _refuse(fault: str) -> None:
@@ -637,6 +654,24 @@ def _report_matched_by_place(task: Task) -> None:
                 f"Task {task.name!r}: client {same!r} of {part} is taken for client {same!r} of "
                 f"train, though {part} has {len(data.client_ids)} clients and train "
                 f"{len(train.client_ids)}; give both client_ids.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+
+def _report_rows_in_both(task: Task) -> None:
+    """Warns of test examples that are training examples, by their rows of the same array."""
+    for part in ("test", "validation"):
+        data, train = getattr(task, part), task.train
+        if not (isinstance(data, ArrayFederatedData) and isinstance(train, ArrayFederatedData)):
+            continue
+        if data is train:  # Then it is meant.
+            continue
+        number = data.number_in(train)
+        if number:
+            warnings.warn(
+                f"Task {task.name!r}: {number} of {data.sizes.sum()} examples of {part} are "
+                "examples of train, too; they make results look better than they are.",
                 RuntimeWarning,
                 stacklevel=4,
             )

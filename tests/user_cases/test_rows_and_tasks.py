@@ -298,7 +298,7 @@ def test_test_clients_in_another_order_are_matched_by_id(tmp_path, algorithm):
     ],
 )
 def test_clients_without_names_that_may_be_other_clients(part, train, others, number, is_told):
-    data = ArrayFederatedData(X, Y, PARTS[:number], others)
+    data = ArrayFederatedData(X.copy(), Y, PARTS[:number], others)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         task(train=ArrayFederatedData(X, Y, PARTS, train), **{part: data})
@@ -306,6 +306,32 @@ def test_clients_without_names_that_may_be_other_clients(part, train, others, nu
     for warning in told:
         assert warning.filename == __file__
         assert f"though {part} has 2 clients and train 3; give both client_ids" in str(warning)
+
+
+@pytest.mark.parametrize("part", ["test", "validation"])
+@pytest.mark.parametrize(
+    ("inputs", "parts", "number"),
+    [
+        (X, [[0, 1], [4, 4, 5]], 3),
+        (X, [[5], []], 0),
+        (pd.DataFrame(X), [[3], [5]], 1),
+        (X[::-1], [[0, 1], [4]], 0),
+        (X.copy(), [[0, 1], [4]], 0),
+    ],
+)
+def test_examples_that_train_and_test(part, inputs, parts, number):
+    train = X if isinstance(inputs, np.ndarray) else inputs
+    own = ArrayFederatedData(train, Y, [[0], [2, 3, 4]], NAMES[:2])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        task(train=own, **{part: ArrayFederatedData(inputs, Y, parts, NAMES[:2])})
+    assert [w.filename for w in told] == [__file__] * bool(number)
+    for warning in told:
+        total = sum(map(len, parts))
+        assert f"{number} of {total} examples of {part} are examples of train" in str(warning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        task(train=own, **{part: own})  # To measure training is meant.
 
 
 @pytest.mark.parametrize(
