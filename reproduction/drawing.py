@@ -40,8 +40,6 @@ from tff_suite import command_line, figures, writing
 # Most panels of `results`, one per column of the table.
 _MOST_PANELS = 3
 _RATES = ("client_learning_rate", "server_learning_rate")
-# Figures that show the best point, or mark it.
-_OF_BEST = ("rates", "best_rates", "tau")
 
 
 class Kind(NamedTuple):
@@ -52,6 +50,7 @@ class Kind(NamedTuple):
       figure: (set-up, data, table in `figures`) → the figure.
       of_ended: Whether it needs final models. Other kinds show a diverged run up to its end.
       swept: Whether it shows every row's results over settings, so that `results` would repeat it.
+      of_best: Whether it shows or marks a best point, so it must know which values are better.
       takes: Required keys of its table in `figures`.
       options: Optional keys.
       columns: Columns that the set-up must have.
@@ -63,6 +62,7 @@ class Kind(NamedTuple):
     figure: Callable[[Setup, pd.DataFrame, Mapping[str, Any]], Figure]
     of_ended: bool = False
     swept: bool = False
+    of_best: bool = False
     takes: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ def check(setup: Setup, runs: Sequence[PlannedRun]) -> None:
             for flag, value in _settings_shown(setup, run, kind, wanted).items():
                 if not isinstance(value, int | float) or isinstance(value, bool):
                     refuse(f"{name} needs a number as --{flag} of {row}.")
-        if name in _OF_BEST and _known_better(setup) is None:
+        if kind.of_best and _known_better(setup) is None:
             refuse(
                 f"{name}: set higher_is_better to true or false; {setup.columns[0]['metric']} does "
                 "not say which."
@@ -604,9 +604,9 @@ KINDS = {
     "pareto": Kind(
         _pareto_points, _pareto, of_ended=True, swept=True, columns=("mean_error", "error_rsd")
     ),
-    "rates": Kind(_rate_points, _rates, swept=True, flags=_RATES),
-    "best_rates": Kind(_best_rate_points, _best_rates, swept=True, flags=_RATES),
-    "tau": Kind(_tau_points, _tau, swept=True, flags=("{method}_tau",)),
+    "rates": Kind(_rate_points, _rates, swept=True, of_best=True, flags=_RATES),
+    "best_rates": Kind(_best_rate_points, _best_rates, swept=True, of_best=True, flags=_RATES),
+    "tau": Kind(_tau_points, _tau, swept=True, of_best=True, flags=("{method}_tau",)),
     "setting": Kind(
         _setting_points, _setting, swept=True, takes=("setting",), flags=("{setting}",)
     ),

@@ -253,7 +253,7 @@ def test_a_best_point_needs_a_direction(kind):
 
 def test_items_of_papers_say_which_values_are_better():
     for setup in EVERY:
-        if any(wanted["kind"] in drawing._OF_BEST for wanted in setup.figures):
+        if any(drawing.KINDS[wanted["kind"]].of_best for wanted in setup.figures):
             assert drawing._known_better(setup) is not None, named(setup)
 
 

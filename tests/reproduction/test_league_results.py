@@ -368,7 +368,7 @@ def test_what_holds_for_a_part_of_the_workloads_says_so():
 
 
 def test_a_workload_of_the_best_methods_alone_has_a_table_of_its_own():
-    """It takes nobody out of the ranking over the other workloads."""
+    """Methods that did not run on it keep their place in the ranking."""
     names = [f"study{k}" for k in (1, 2, 3)]
     every = [
         _record("w", s, m, n)
