@@ -44,7 +44,8 @@ def load_runs(folders: Iterable[str]) -> pd.DataFrame:
     if alike:
         more = f" So have {len(alike) - 1} more." if alike[1:] else ""
         warnings.warn(
-            f"{alike[0]}{more} A mean over the seeds of a label would count both: choose by `run`.",
+            f"{run_folders.told_twins(*alike[0])}.{more} A mean over the seeds of a label would "
+            "count both: choose by `run`.",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -246,16 +247,10 @@ def _kinds_of_data(runs: Any) -> list[str]:
 
 def _refuse_twins(runs):
     """Refuses runs with equal settings and seed, over which a mean over seeds is meaningless."""
-    known = {}
-    for run, label in zip(runs, run_folders.labels(runs), strict=True):
-        before = known.setdefault((label, run.flags["seed"]), run)
-        if before is not run:
-            others = [*cautions([before, run]), *run_folders.mixtures([before, run])]
-            more = f" Yet they differ: {' '.join(others)}" if others else ""
-            raise RunError(
-                f"{before.folder} and {run.folder} have the same settings and the same seed; "
-                f"compare one of them at a time.{more}"
-            )
+    for pair in run_folders.twins(runs):
+        others = [*cautions(pair), *run_folders.mixtures(pair)]
+        more = f" Yet they differ: {' '.join(others)}" if others else ""
+        raise RunError(f"{run_folders.told_twins(*pair)}; compare one of them at a time.{more}")
 
 
 def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> str:

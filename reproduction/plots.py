@@ -119,8 +119,8 @@ def _draw(options: Any, runs: Any) -> Figure:
     if kind == "density":
         metric = options.column or run_folders.primary_column(runs).removeprefix("eval/")
         values = run_folders.client_values(runs, metric)
-        for line in run_folders.twins(runs):
-            print(f"{line} The figure shows the clients of both.")
+        for pair in run_folders.twins(runs):
+            print(f"{run_folders.told_twins(*pair)}. The figure shows the clients of both.")
         return densities(values, quantity=quantities.of_column(metric), title=title)
     if kind == "pareto":
         points = _pareto_points(runs, options)

@@ -643,8 +643,8 @@ def by_name(runs: Sequence[RunFolder]) -> dict[tuple[str, int], RunFolder]:
     return {(label, run.flags["seed"]): run for run, label in zip(runs, labels(runs), strict=True)}
 
 
-def twins(runs: Sequence[RunFolder]) -> list[str]:
-    """Returns a line for each run whose label and seed an earlier one has.
+def twins(runs: Sequence[RunFolder]) -> list[tuple[RunFolder, RunFolder]]:
+    """Returns each run whose label and seed an earlier one has, with that one before it.
 
     Such runs differ in code, data, or what a change of these left behind. A mean over the seeds of
     a label would count them as further seeds.
@@ -653,14 +653,14 @@ def twins(runs: Sequence[RunFolder]) -> list[str]:
       runs: The runs.
     """
     first: dict[tuple[str, int], RunFolder] = {}
-    lines = []
-    for run, label in zip(runs, labels(runs), strict=True):
-        before = first.setdefault((label, run.flags["seed"]), run)
-        if before is not run:
-            lines.append(
-                f"{before.folder} and {run.folder} have the same settings and the same seed."
-            )
-    return lines
+    named = zip(runs, labels(runs), strict=True)
+    pairs = [(first.setdefault((label, run.flags["seed"]), run), run) for run, label in named]
+    return [(before, run) for before, run in pairs if before is not run]
+
+
+def told_twins(before: RunFolder, run: RunFolder) -> str:
+    """Returns what a pair of `twins` has in common, in words."""
+    return f"{before.folder} and {run.folder} have the same settings and the same seed"
 
 
 def tracked_losses(runs: Sequence[RunFolder]) -> "pd.DataFrame":
