@@ -50,8 +50,10 @@ def main(arguments: list[str]) -> int:
         some = [record for record in finals if record["workload"] == workload]
         results.write_csv(folder / f"{workload}_final.csv", some)
     narrow = league_page.chosen(folder)
+    unfinished = league_page.unfinished(records, league_page.own(folder))
+    counted = [record for record in records if record["method"] not in unfinished]
     summary = league_page.summary(
-        league_page.of_all(records, narrow), league_page.of_all(finals, narrow)
+        league_page.of_all(counted, narrow), league_page.of_all(finals, narrow)
     )
     if summary:
         results.write_csv(folder / "summary.csv", summary)
@@ -68,6 +70,8 @@ def main(arguments: list[str]) -> int:
                 f"{len(left)} recorded studies are left out: their target differs from that of "
                 "FedAvg's new runs, or no item has them any more.\n"
             )
+        for line in league_page.told_unfinished(unfinished):
+            results_.say(f"{line}\n")
         if not summary:
             results_.say("No study is complete: each lacks a method that another one has.")
         for record in summary:

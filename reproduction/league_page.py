@@ -188,18 +188,20 @@ def write(
       folder: The league's folder.
       records: From `league_studies.table`.
       runs: From `league_studies.runs_of`.
-      methods: From `summary`.
+      methods: From `summary`, without methods of `unfinished`.
       finals: From `league_studies.finals_of`.
     """
     ranked = [record for record in methods if record["method"] not in outside(folder)]
-    narrow = chosen(folder)
+    narrow, waiting = chosen(folder), unfinished(records, own(folder))
+    records = [record for record in records if record["method"] not in waiting]
     if ranked:
         names = [record["method"] for record in ranked]
         _draw(folder / FIGURE, of_all(records, narrow), names)
     planned = [
         path.stem for path in sorted(folder.glob("*.toml")) if not path.stem.endswith("_final")
     ]
-    text = "\n".join(_page(records, runs, methods, ranked, finals, planned, narrow))
+    told = told_unfinished(waiting)
+    text = "\n".join(_page(records, runs, methods, ranked, finals, planned, narrow, told))
     writing.write_atomically(folder / PAGE, text.encode())
 
 
@@ -217,6 +219,51 @@ def chosen(folder: pathlib.Path) -> set[str]:
 def _settings(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "settings" / "league.toml"
     return tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def own(folder: pathlib.Path) -> set[str]:
+    """Returns the methods that have joined: their lines in the settings name a module."""
+    methods = _settings(folder).get("methods", {})
+    return {name for name, line in methods.items() if "import" in line}
+
+
+def unfinished(
+    records: Sequence[Mapping[str, Any]], joined: Collection[str]
+) -> dict[str, dict[str, int]]:
+    """Returns joined methods that lack studies of a workload which they have begun.
+
+    A study counts once all methods have ended it. Without these methods, the others keep theirs.
+
+    Args:
+      records: From `league_studies.table`.
+      joined: From `own`.
+
+    Returns:
+      Method → workload → number of studies that it has ended.
+    """
+    others = [record for record in records if record["method"] not in joined]
+    whole = set(league_studies.complete(others))
+    ended: dict[tuple[str, str], set[str]] = {}
+    for record in records:
+        if record["method"] in joined and record["target"] != "":
+            place = record["method"], record["workload"]
+            ended.setdefault(place, set()).add(record["study"])
+    found: dict[str, dict[str, int]] = {}
+    for (method, workload), some in ended.items():
+        if {study for of, study in whole if of == workload} - some:
+            found.setdefault(method, {})[workload] = len(some)
+    return found
+
+
+def told_unfinished(found: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Returns a sentence for each method of `unfinished`."""
+    lines = []
+    for method, ended in found.items():
+        parts = [
+            f"{number} of {league_studies.STUDIES} studies of {w}" for w, number in ended.items()
+        ]
+        lines.append(f"{method}: {', '.join(parts)}; not ranked yet.")
+    return lines
 
 
 def of_all(
@@ -281,6 +328,7 @@ def _page(
     finals: Sequence[Mapping[str, Any]],
     planned: Sequence[str],
     narrow: Collection[str] = (),
+    told: Sequence[str] = (),
 ) -> Iterator[str]:
     wide = of_all(records, narrow)
     problems = league_studies.counted(wide)
@@ -310,6 +358,8 @@ def _page(
         f"Done so far: {', '.join(done) or 'nothing'}, with {len(methods)} methods."
         f"{waiting}{lacking}",
         "",
+        *(f"- {line}" for line in told),
+        *[""] * bool(told),
         "## Which should I try first?",
         "",
         *_advice(ranked, workloads, len(problems), finals, narrow),

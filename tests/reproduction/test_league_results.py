@@ -233,6 +233,45 @@ def test_a_workload_under_way_does_not_change_what_the_others_say():
     assert league_page.summary([*some, *whole], []) == league_page.summary(whole, [])
 
 
+def test_a_joined_method_under_way_is_named_and_takes_no_study_from_the_others(
+    folder, tmp_path, capsys
+):
+    (folder / "settings").mkdir()
+    (folder / "settings" / "league.toml").write_text('[methods]\nfedsam = { import = "own" }\n')
+    toy = (folder / "toy.toml").read_text()
+    for k in (2, 3):
+        toy += f'[setups.study{k}]\ntitle = "toy"\nseeds = [{k}]\nsample = {{ points = 4 }}\n'
+    (folder / "toy.toml").write_text(toy)
+    (item,) = items.own_items(str(folder))
+    root = str(tmp_path / "results")
+    for setup in item.setups.values():
+        _carry_out(setup, "fedavg", root, 0.1)
+    _carry_out(item.setups["study1"], "fedsam", root, 0.2)
+
+    assert league.main([f"--root={root}", f"--folder={folder}"]) == 0
+    told = "fedsam: 1 of 3 studies of toy; not ranked yet."
+    assert told in capsys.readouterr().out
+    assert "toy,study1,fedsam," in (folder / "studies.csv").read_text()
+    page = (folder / "README.md").read_text()
+    assert f"\n- {told}\n" in page and "3 of 3 studies on `toy`, with 1 methods" in page
+    assert "No answer yet" not in page
+
+    for name in ("study2", "study3"):
+        _carry_out(item.setups[name], "fedsam", root, 0.2)
+    assert league.main([f"--root={root}", f"--folder={folder}"]) == 0
+    assert "not ranked" not in capsys.readouterr().out
+    assert "| FedSAM | 1.00 |" in (folder / "README.md").read_text()
+
+
+def test_a_suite_workload_under_way_takes_no_method_out_of_the_ranking():
+    records = [_record("w", "study1", "fedavg", 10), _record("w", "study1", "fedsam", 10)]
+    records.append(_record("w", "study2", "fedavg", 10))
+    assert league_page.unfinished(records, ()) == {}
+    assert league_page.unfinished(records, {"fedsam"}) == {"fedsam": {"w": 1}}
+    # FedAvg itself has no more.
+    assert league_page.unfinished(records[:2], {"fedsam"}) == {}
+
+
 def _league(own_loss):
     """Three studies in which FedSAM takes half of FedAvg's rounds."""
     of_methods = ("fedavg", 20, 1.0), ("fedsam", 10, own_loss)
