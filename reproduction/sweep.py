@@ -215,28 +215,30 @@ def _tell_reused(runs: Sequence[PlannedRun], missing: Sequence[PlannedRun]) -> N
 
 
 def told_kept(missing: Sequence[PlannedRun]) -> list[str]:
-    """Returns a text on the runs to do that leave an earlier run in its folder; none without any.
+    """Returns a text on the runs to do that leave a run with other settings in its folder, if any.
+
+    Of runs with other code or data, `places.Places` tells.
 
     Args:
       missing: The runs to do.
     """
-    moved = [run for run in missing if run.kept]
+    moved = {run: parts for run in missing if run.kept and (parts := _other_settings(run))}
     if not moved:
         return []
-    what = ", ".join(dict.fromkeys(part for run in moved for part in _other_parts(run)))
+    what = ", ".join(dict.fromkeys(part for parts in moved.values() for part in parts))
     return [
-        f"own folders for {len(moved)} ({moved[0].name}): earlier runs differ in {what}, and are "
-        "kept"
+        f"own folders for {len(moved)} ({next(iter(moved)).name}): earlier runs differ in {what}, "
+        "and are kept"
     ]
 
 
-def _other_parts(run: PlannedRun) -> list[str]:
-    """Returns the settings in which a run differs from the one that has its folder, or the rest."""
+def _other_settings(run: PlannedRun) -> list[str]:
+    """Returns the settings in which a run differs from the one that has its folder."""
     if run.name.endswith(f".rounds={run.protocol_rounds}"):
         return ["total_rounds"]
     assert run.kept is not None
     flags = (run_folders.opened(run.kept).recorded or {}).get("flags")
-    return (flags and planned_runs.other_settings(run.request(), flags)) or ["code or data"]
+    return planned_runs.other_settings(run.request(), flags) if flags else []
 
 
 def _run_here(missing: Any, outcomes: Any, shown: Any, deadline: float | None, check: Any) -> None:

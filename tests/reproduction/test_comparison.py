@@ -135,6 +135,7 @@ def test_each_state_of_settings_code_and_data_has_its_own_runs_and_table(tmp_pat
         before = contents()
         found, told = compared(state)
         assert says.get(state, "") in told and f"The table is in {found.folder} (" in told
+        assert "differ in code or data" not in told, "told twice"
         if state != "longer":
             assert contents().items() >= before.items(), f"{state} overwrote something"
             assert found.runs.run[0] not in made
