@@ -315,7 +315,8 @@ def grid_records(
         summary = found.summary
         record = {"row": run.row, **run.point, "seed": run.seed}
         record["rounds"] = found.last_round if len(found.rounds) else ""
-        if run in values:
+        # Where a search starts anew at each rung, a point's whole run may not have begun.
+        if run in values and len(found.rounds):
             # The mean itself, which `selection_value` may have negated.
             record["selection"] = -values[run] if more_is_better(setup.selection) else values[run]
         for column in setup.columns if summary else ():
