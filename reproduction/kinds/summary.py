@@ -26,6 +26,9 @@ def summary(
 ) -> Figure:
     """Draws the results of a table's rows: seeds, means with error bars, published values.
 
+    Bars of published values are what the paper prints, and the legend says so: a paper may print
+    standard errors, or not say what it prints.
+
     If most rows are much closer together than all values, the axis shows these rows. Values beyond
     it are written as numbers at its edge.
 
@@ -76,11 +79,13 @@ def summary(
     axes[0, 0].set_yticks(range(len(rows)), names)
     axes[0, 0].set_ylim(len(rows) - 0.4, -0.6)
     figures.title(figure, title)
+    # A paper may print another kind of bar than ours.
+    as_printed = ", bars as printed" if "published spread" in kinds else ""
     further = {
         "seed": figures.mark("|", "one seed", ms=7),
         "mean": figures.mark("o", "mean over seeds" if "seed" in kinds else "one seed"),
         "spread": figures.bar("± one standard deviation over seeds"),
-        "published": figures.mark("D", published, mfc="white"),
+        "published": figures.mark("D", f"{published}{as_printed}", mfc="white"),
         "beyond": figures.note(f"{_LEFT} {_RIGHT} beyond the axis"),
     }
     figures.legend(figure, [entry for kind, entry in further.items() if kind in kinds])
@@ -205,5 +210,7 @@ def _draw_row(panel: Axes, place: Any, look: Any, group: pd.DataFrame) -> set[st
             y += 0.28
             style = {"color": look.colour, "mfc": "white", "ms": 4.5, "lw": 0.8}
             panel.errorbar(one.value, y, xerr=bar, fmt="D", **style)
-        kinds |= {one.kind} | ({"spread"} if bar is not None else set())
+        kinds.add(one.kind)
+        if bar is not None:
+            kinds.add("published spread" if one.kind == "published" else "spread")
     return kinds

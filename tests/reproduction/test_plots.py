@@ -867,6 +867,19 @@ def test_a_summary_shows_seeds_means_published_values_and_what_failed():
     assert [t.get_text() for t in axes.texts] == ["diverged (seed 1)"]
 
 
+@pytest.mark.parametrize("kinds", [("mean",), ("published",), ("mean", "published"), ()])
+def test_the_legend_of_a_summary_calls_only_our_bars_standard_deviations(kinds):
+    rows = [
+        {"row": "fedavg", "kind": k, "value": 80.0, "spread": 1.5 if k in kinds else np.nan}
+        for k in ("mean", "published")
+    ]
+    figure = plots.summary(pd.DataFrame(rows).assign(panel="accuracy (%)", status=""))
+    (legend,) = figure.legends
+    told = [text.get_text() for text in legend.get_texts()]
+    assert ("± one standard deviation over seeds" in told) == ("mean" in kinds)
+    assert ("published, bars as printed" in told) == ("published" in kinds)
+
+
 @pytest.mark.parametrize("width", [3.25, 6.75])
 @pytest.mark.parametrize("names", [["fedavg", "qfedavg"], MANY[:8], MANY[:11]], ids=len)
 def test_a_figure_for_a_column_has_its_width_and_text_of_8_points(names, width, tmp_path):
