@@ -16,6 +16,7 @@ import numbers
 import os
 import pathlib
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -182,20 +183,31 @@ class Comparison:
     def plot(self, column: str | None = None, *, width: float | None = None) -> Figure:
         """Draws a column of metrics.csv over rounds: mean and standard deviation over seeds.
 
+        As in the table, diverged seeds are left out, and a warning names them. A method of which
+        all seeds diverged is drawn until the first one ends.
+
         Args:
           column: Name of a column of the table; its first one by default.
           width: Inches: 3.25 or 6.75 for one or two columns of a paper. `figures.save` then writes
             the figure in that size, with text of 8 points.
         """
         metric = self.column(column)["metric"]
-        parts = []
-        for run in self.runs.itertuples():
-            rounds, values = run_folders.opened(run.run).values(metric)
+        runs = [(run, run_folders.opened(run.run)) for run in self.runs.itertuples()]
+        kept = {run.row for run, found in runs if not found.diverged}
+        parts, left_out = [], {}
+        for run, found in runs:
+            if found.diverged and run.row in kept:
+                left_out[self.methods[run.row], run.seed] = found
+                continue
+            rounds, values = found.values(metric)
             parts.append(
                 pd.DataFrame({"round_num": rounds, "value": values}).assign(
                     method=run.row, seed=run.seed
                 )
             )
+        if left_out:
+            told = "; ".join(run_folders.where_ended(left_out))
+            warnings.warn(f"Not drawn, since they diverged: {told}.", RuntimeWarning, stacklevel=2)
         points = pd.concat(parts, ignore_index=True)
         return figures.fit(plots.curves(points, quantity=quantities.of_column(metric)), width)
 

@@ -77,6 +77,34 @@ def test_the_numbers_are_those_of_the_runs(made):
     assert figure.get_size_inches()[0] == 3.25 and {"FedAvg", "q-FedAvg"} <= words
 
 
+def test_a_plot_leaves_out_diverged_seeds_as_the_table_does(tmp_path):
+    lines = []
+    for row, seed, values in (
+        ("fedavg", 1, "0.4,0.6,0.8"),
+        ("fedavg", 2, "0.4,0.0"),
+        ("fedavg", 3, "0.6,0.8,1.0"),
+        ("fedadam", 1, "0.2,0.1"),
+    ):
+        folder = tmp_path / f"{row}{seed}"
+        folder.mkdir()
+        numbers = values.split(",")
+        rounds = "".join(f"{r},{v}\n" for r, v in enumerate(numbers))
+        (folder / "metrics.csv").write_text(f"round_num,eval/accuracy\n{rounds}")
+        if len(numbers) < 3:
+            (folder / "diverged.json").write_text('{"reason": "x"}')
+        lines.append({"row": row, "seed": seed, "run": str(folder), "accuracy": np.nan})
+    columns = [{"name": "accuracy", "metric": "eval/accuracy"}]
+    found = comparison.Comparison("t", columns, pd.DataFrame(lines), [], str(tmp_path))
+    with pytest.warns(RuntimeWarning) as warned:
+        figure = found.plot()
+    (told,) = (str(one.message) for one in warned)
+    assert told == "Not drawn, since they diverged: FedAvg (seed 2) after round 1."
+    drawn = {line.get_label(): line.get_ydata() for line in figure.axes[0].get_lines()}
+    np.testing.assert_allclose(drawn["FedAvg"], [50, 70, 90])
+    # Of a method that diverged on all seeds, this is all there is.
+    np.testing.assert_allclose(drawn["FedAdam"], [20, 10])
+
+
 def test_the_same_call_reuses_runs_and_other_settings_get_folders_of_their_own(made, capsys):
     root, before = made
     again = run(root)
