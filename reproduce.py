@@ -210,7 +210,7 @@ def reproduce(
         readme.check_loses_nothing(setup, dict.fromkeys(rows, known))
     if options.full_grid:
         setup = dataclasses.replace(setup, search={})
-    from reproduction import comparison, drawing, study  # Their libraries take seconds to import.
+    from reproduction import study  # Its libraries take seconds to import.
 
     resources = sweep.Resources(
         cpus=options.cpus_per_run,
@@ -244,15 +244,11 @@ def reproduce(
         if options.json:
             _answers.append({**_named(setup), "stopped": str(e)})
         return
+    # The files keep the table's other rows; what is printed is what was asked for.
+    whole, lacking = asked.with_other_rows(outcome)
+    named = _write(whole, folder, options.figure_width)
+    _tell_other_rows([row for row in whole.chosen if row not in rows], lacking)
     records, caveats = outcome.records(), outcome.caveats()
-    results.write_csv(folder / "results.csv", records)
-    comparison.write(outcome, folder)
-    told = [*caveats, *results.spread_in_words(records, setup)]
-    text = "\n".join([setup.title, "", results.format_table(records, setup), "", *told])
-    writing.write_atomically(folder / "table.md", f"{text}\n".encode())
-    drawn = drawing.draw(setup, outcome.runs, outcome.chosen, folder, options.figure_width)
-    named = ["results.csv", "runs.csv", "table.md", "table.tex"]
-    named += [pathlib.Path(path).name for path in drawn]
     if options.json:
         content = {**_named(setup), "folder": str(folder), "files": named}
         _answers.append({**content, "caveats": caveats, "records": records})
@@ -261,6 +257,32 @@ def reproduce(
     if options.record:
         readme.record(setup, folder)
         print(f"Recorded in {readme.recorded_folder(setup)}.")
+
+
+def _write(outcome, folder, width) -> list[str]:
+    """Writes a set-up's tables and figures; returns the names of the files."""
+    from reproduction import comparison, drawing
+
+    setup, records = outcome.setup, outcome.records()
+    results.write_csv(folder / "results.csv", records)
+    comparison.write(outcome, folder)
+    told = [*outcome.caveats(), *results.spread_in_words(records, setup)]
+    text = "\n".join([setup.title, "", results.format_table(records, setup), "", *told])
+    writing.write_atomically(folder / "table.md", f"{text}\n".encode())
+    drawn = drawing.draw(setup, outcome.runs, outcome.chosen, folder, width)
+    named = ["results.csv", "runs.csv", "table.md", "table.tex"]
+    return [*named, *(pathlib.Path(path).name for path in drawn)]
+
+
+def _tell_other_rows(kept, lacking) -> None:
+    """Says which other rows the files keep, and which they no longer have."""
+    if kept:
+        command_line.say(f"The files keep the rows that were there: {', '.join(kept)}.")
+    if lacking:
+        command_line.warn(
+            f"The files no longer have {', '.join(lacking)}: their runs have not ended with "
+            "today's settings, code and data. Earlier runs are kept; leave out --rows to run all."
+        )
 
 
 def _named(setup) -> dict[str, str]:

@@ -15,12 +15,14 @@ from reproduction import (
     places,
     results,
     run_folders,
+    score,
     search,
     sweep,
 )
 from reproduction.items import PlannedRun, ReproduceError, Setup, UsageError
 from simulation.records import outputs
 from tff_suite import command_line
+from tff_suite.errors import FedError
 from tff_suite.hparams import Settings
 
 Point = Settings
@@ -45,6 +47,7 @@ class Study:
       max_minutes: Minutes for all runs together; `None` for no limit.
       say: Prints or logs a line on what is done.
       fresh: Whether to start all runs over; earlier ones are kept beside.
+      only_ended: Whether to start no run, and refuse rows whose runs have not ended.
     """
 
     setup: Setup
@@ -57,6 +60,7 @@ class Study:
     max_minutes: float | None = None
     say: Callable[[str], None] = command_line.say
     fresh: bool = False
+    only_ended: bool = False
 
     @functools.cached_property
     def places(self) -> places.Places:
@@ -152,7 +156,9 @@ class Study:
             )
             of_best = dataclasses.replace(self, setup=setup, rows=list(setup.rows)).carry_out()
             return dataclasses.replace(of_best, told=[*of_best.told, *said])
-        shown, started = self._checked(), time.monotonic()
+        # The rows that are run have been checked before, with all columns and figures.
+        shown = columns.Check(self.setup) if self.only_ended else self._checked()
+        started = time.monotonic()
         points, tried, told = self.points(), self.tried_seeds(), self._told()
 
         def execute(some, share=1.0):
@@ -160,6 +166,9 @@ class Study:
             minutes = self.max_minutes
             if minutes is not None:
                 minutes = share * max(0.0, minutes - (time.monotonic() - started) / 60)
+            if self.only_ended:
+                self._check_ended(some)
+                return
             self.places.start_over(some)
             sweep.execute(some, self.resources, minutes, shown.after)
             if minutes is not None and self.setup.search:
@@ -188,6 +197,77 @@ class Study:
             execute(further)
         runs = list({run.folder: run for run in [*runs, *further]}.values())
         return Outcome(self.setup, runs, chosen, told)
+
+    def with_other_rows(self, outcome: "Outcome") -> tuple["Outcome", list[str]]:
+        """Returns the outcome with the other rows of the folder's table, so that it keeps them.
+
+        Their seeds and rounds are those in the table. No run is started.
+
+        Args:
+          outcome: From `carry_out`.
+
+        Returns:
+          The outcome, and the rows of the table whose runs have not ended with today's settings,
+          code and data.
+        """
+        known = {line["row"]: line for line in score.lines_of(self.folder / "results.csv")}
+        others = {
+            row: self._of_table(row, line)
+            for row, line in known.items()
+            if row in self.setup.rows and row not in self.rows
+        }
+        if not others:
+            return outcome, []
+        # All at once, as in `_searched`.
+        shared = places.Places(self.resources, False, lambda line: None)
+        shared.of([run for one in others.values() for run in one.asked()])
+        found, lacking = {}, []
+        for row, one in others.items():
+            vars(one)["places"] = shared
+            try:
+                found[row] = one.carry_out()
+            except FedError:  # Its flag file or a folder may be damaged, too.
+                lacking.append(row)
+        outcomes = [outcome, *found.values()]
+        rows = {row: of for one in outcomes for row, of in one.setup.rows.items()}
+        grid = {row: of for one in outcomes for row, of in one.setup.grid.items()}
+        chosen = {row: point for one in outcomes for row, point in one.chosen.items()}
+        ordered = [row for row in self.setup.rows if row in chosen]
+        runs = [run for one in outcomes for run in one.runs]
+        return Outcome(
+            dataclasses.replace(
+                outcome.setup, rows={r: rows[r] for r in self.setup.rows if r in rows}, grid=grid
+            ),
+            sorted(runs, key=lambda run: ordered.index(run.row)),
+            {row: chosen[row] for row in ordered},
+            [line for one in outcomes for line in one.told],
+        ), lacking
+
+    def _of_table(self, row: str, line: Mapping[str, str]) -> "Study":
+        """Returns the study of a row by its line in results.csv."""
+        rounds, protocol = (int(line.get(k) or 0) for k in ("rounds", "protocol_rounds"))
+        short = 0 < rounds < protocol and not self.setup.search
+        return dataclasses.replace(
+            self,
+            rows=[row],
+            seeds=[int(seed) for seed in line["seeds"].split()],
+            max_rounds=rounds if short else None,
+            max_minutes=None,
+            say=lambda line: None,
+            fresh=False,
+            only_ended=True,
+        )
+
+    def asked(self) -> list[PlannedRun]:
+        """Returns the runs of rows' grids by their settings, before any folder was looked at."""
+        return self._by_settings(self.points(), self.seeds)
+
+    def _check_ended(self, runs: Sequence[PlannedRun]) -> None:
+        """Refuses runs that have not ended. A search compares only runs that reached a rung."""
+        for run in runs:
+            cut = run.read().summary is not None and not self.setup.search
+            if not (cut or sweep.is_done(run) or sweep.has_diverged(run)):
+                raise ReproduceError(f"{run.name} has not ended.")
 
     def _check_reached(self, runs: Sequence[PlannedRun]) -> None:
         """Refuses to choose among runs of a search that ran out of time."""

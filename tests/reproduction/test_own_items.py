@@ -279,6 +279,63 @@ def test_a_whole_item_is_listed_from_anywhere(tmp_path, capsys):
         items.load_item(tmp_path.name, "x")
 
 
+_SWEPT = """
+title = "T"
+[setups.s]
+title = "S"
+rounds = 2
+seeds = [1, 2]
+curve = "eval/accuracy"
+columns = [{ name = "a", metric = "eval/accuracy" }]
+selection = { metric = "validation/loss", last_rounds = 1 }
+[setups.s.rows]
+fedavg = "a.flags --algorithm=fedavg"
+fedprox = "a.flags --algorithm=fedprox --fedprox_mu=0.1"
+"plain" = "a.flags --algorithm=fedavg --client_learning_rate=0.2"
+[setups.s.grid]
+fedavg = { client_learning_rate = [0.1, 0.2] }
+fedprox = { client_learning_rate = [0.1, 0.2] }
+"""
+_SWEPT_FLAGS = "--task=synthetic\n--clients_per_round=2\n--client_batch_size=50\n"
+
+
+@pytest.mark.long
+def test_a_table_keeps_its_other_rows(tmp_path, capsys):
+    """With their seeds and rounds; a row that is not done as the item says now is named."""
+    (tmp_path / "x.toml").write_text(_SWEPT)
+    (tmp_path / "a.flags").write_text(_SWEPT_FLAGS)
+    folder = tmp_path / "runs" / tmp_path.name / "x" / "s"
+
+    def rows_after(*flags):
+        at = [f"--items={tmp_path}", f"--root_output_dir={tmp_path / 'runs'}", "--jobs=2"]
+        assert reproduce.main([*at, *flags]) == 0
+        with open(folder / "results.csv", newline="") as f:
+            lines = [r for r in csv.DictReader(f) if r["column"] == "a"]
+        return {r["row"]: (r["seeds"], r["rounds"], r["value"]) for r in lines}
+
+    first = rows_after("--rows=plain,fedavg", "--seeds=1", "--budget=rounds=1")
+    assert list(first) == ["plain", "fedavg"]
+    capsys.readouterr()
+    second = rows_after("--rows=fedprox")
+    told = capsys.readouterr()
+    assert second.keys() == {"fedavg", "fedprox", "plain"} and second.items() >= first.items()
+    assert first["fedavg"][:2] == ("1", "1") and second["fedprox"][:2] == ("1 2", "2")
+    assert "The files keep the rows that were there: fedavg, plain." in told.out
+    table = told.out.partition("| method")[2]
+    assert "| fedprox" in table and "| fedavg" not in table, "what was asked for"
+    for name in ("table.md", "runs.csv", "curves.csv"):
+        text = (folder / name).read_text()
+        assert [row for row in second if row not in text] == [], name
+
+    # Other settings have other runs, so the old numbers are not of this table.
+    (tmp_path / "x.toml").write_text(_SWEPT.replace("learning_rate=0.2", "learning_rate=0.3"))
+    third = rows_after("--rows=fedprox", "--seeds=1")
+    assert third.keys() == {"fedavg", "fedprox"} and third["fedavg"] == first["fedavg"]
+    told = capsys.readouterr()
+    assert "warning: The files no longer have plain: their runs have not ended" in told.err
+    assert len(rows_after()) == 3
+
+
 @pytest.mark.long
 def test_the_example_is_searched_and_resumed(tmp_path):
     """Three points to round 3, one of them to round 9 in its own folder, by its own checkpoint."""
