@@ -370,7 +370,9 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
                 "title": table.title,
                 "runs": table.runs.to_dict("records"),
                 "differences": table.differences(column).to_dict("records"),
-                "caveats": [*table.caveats, *_between(compared)],
+                "caveats": list(
+                    dict.fromkeys([*table.caveats, *table.warnings(column), *_between(compared)])
+                ),
             }
             for table in compared
         ]

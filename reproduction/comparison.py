@@ -193,13 +193,17 @@ class Comparison:
         """
         metric = self.column(column)["metric"]
         runs = [(run, run_folders.opened(run.run)) for run in self.runs.itertuples()]
-        kept = {run.row for run, found in runs if not found.diverged}
+        diverged = {run.run for run, found in runs if found.diverged and not _went_on(run)}
+        kept = {run.row for run, _ in runs if run.run not in diverged}
         parts, left_out = [], {}
         for run, found in runs:
-            if found.diverged and run.row in kept:
+            if run.run in diverged and run.row in kept:
                 left_out[self.methods[run.row], run.seed] = found
                 continue
             rounds, values = found.values(metric)
+            if _went_on(run):
+                of_table = rounds <= run.rounds
+                rounds, values = rounds[of_table], values[of_table]
             parts.append(
                 pd.DataFrame({"round_num": rounds, "value": values}).assign(
                     method=run.row, seed=run.seed
@@ -288,7 +292,18 @@ class Comparison:
         alike = [f"{names[p.one]} - {names[p.other]}" for p in pairs if p.without_spread]
         if alike:
             told.append(statistics.told_of_spread(name, alike))
+        if number := sum(map(_went_on, self.runs.itertuples())):
+            told.append(
+                f"{number} of {len(self.runs)} runs have gone on since this table was made. Its "
+                "numbers stand, but intervals over clients need the final models of then."
+            )
         return told
+
+
+def _went_on(run: Any) -> bool:
+    """Returns whether a run of a table has done more rounds since the table was made."""
+    rounds = getattr(run, "rounds", math.nan)
+    return run_folders.opened(run.run).last_round > rounds
 
 
 def _of_primary(column: Mapping[str, Any], primary: str, more: bool) -> bool | None:

@@ -77,6 +77,22 @@ def test_the_numbers_are_those_of_the_runs(made):
     assert figure.get_size_inches()[0] == 3.25 and {"FedAvg", "q-FedAvg"} <= words
 
 
+def test_a_table_whose_runs_went_on_says_why_it_lost_intervals_over_clients(tmp_path):
+    before = run(tmp_path)
+    assert before.differences()["clients low"].notna().all()
+    assert not any("gone on" in line for line in before.warnings())
+    run(tmp_path, total_rounds=3)
+    again = comparison.read(before.folder)
+    pd.testing.assert_frame_equal(again.table(), before.table())
+    assert again.differences()["clients low"].isna().all()
+    told = "4 of 4 runs have gone on since this table was made."
+    assert told in again.report()
+    (content,) = json.loads(compare.as_json([before.folder], None))
+    assert any(line.startswith(told) for line in content["caveats"])
+    for line in again.plot().axes[0].get_lines():
+        assert max(line.get_xdata()) == 2, "the rounds of the table"
+
+
 def test_a_plot_leaves_out_diverged_seeds_as_the_table_does(tmp_path):
     lines = []
     for row, seed, values in (
