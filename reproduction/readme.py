@@ -338,14 +338,32 @@ def _overview(items: Sequence[Item]) -> str:
         for state, setups in states.items():
             of = "" if len(states) == 1 else f"{', '.join(s.name for s in setups)}: "
             told.append(f"{of}{state if isinstance(state, str) else _why_not_run(setups)}")
-        ran = [state for state in states if isinstance(state, str)]
-        on_paper = any("stand-in" not in state for state in ran)
-        counts["run" if on_paper else "on stand-ins only" if ran else "not run"] += 1
+        counts[_summed_up(item) if _is_of_paper(item) else "ours"] += 1
         lines.append([f"`{item.name}`", item.title, "<br>".join(told)])
+    own = counts.pop("ours", 0)
     summary = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    further = f"; and {own} of our own" if own else ""
     return _fold(
-        f"{len(lines)} tables and figures: {summary}", [_table(lines, ["item", "", "state"])]
+        f"{counts.total()} tables and figures: {summary}{further}",
+        [_table(lines, ["item", "", "state"])],
     )
+
+
+def _is_of_paper(item: Item) -> bool:
+    """Returns whether an item is a table or figure of its paper, and not one of our own."""
+    return re.fullmatch(r"(table|fig)\d+", item.name) is not None
+
+
+def _summed_up(item: Item) -> str:
+    """Returns in a word how far the paper's own set-ups of an item were run."""
+    states = {setup.name: _state(setup) for setup in item.setups.values()}
+    ran = [name for name, state in states.items() if isinstance(state, str)]
+    of_paper = [s for s in item.setups.values() if s.counts and not s.stand_in]
+    if of_paper and all(states[setup.name] == "run" for setup in of_paper):
+        return "run"
+    if any(not item.setups[name].stand_in for name in ran):
+        return "run in part"
+    return "on stand-ins only" if ran else "not run"
 
 
 def _state(setup: Setup) -> str | tuple:

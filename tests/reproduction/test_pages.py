@@ -131,6 +131,26 @@ def test_tables_show_the_columns_that_the_paper_has(paper):
 
 
 @pytest.mark.parametrize("paper", PAPERS)
+def test_the_overview_counts_the_papers_tables_and_figures_apart_from_ours(paper):
+    every = items.all_items(paper)
+    theirs = [i for i in every if re.match(r"(Tables?|Figures?) \d+( and \d+)?:", i.title)]
+    block = PAGES[paper].split("<!-- begin overview -->")[1]
+    (summary,) = re.findall("<summary>(.*) tables and figures: (.*)</summary>", block)[:1]
+    assert int(summary[0]) == len(theirs)
+    ours = f"and {len(every) - len(theirs)} of our own" if len(every) > len(theirs) else ""
+    parts, _, told = summary[1].partition("; ")
+    assert told == ours and sum(map(int, re.findall(r"\d+", parts))) == len(theirs)
+    # "run" alone promises that no set-up of the paper is left.
+    whole = int("".join(re.findall(r"(\d+) run(?:,|$)", parts)) or 0)
+    done = [
+        all(score.recorded(s) or s.draws for s in i.setups.values() if s.counts and not s.stand_in)
+        and any(s.counts and not s.stand_in for s in i.setups.values())
+        for i in theirs
+    ]
+    assert whole <= sum(done)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
 def test_what_was_not_run_is_said_in_a_few_words(paper):
     block = PAGES[paper].split("<!-- begin overview -->")[1].split("<!-- end overview -->")[0]
     states = re.findall(r"not (?:yet )?run[^|<]*", block.partition("</summary>")[2])
