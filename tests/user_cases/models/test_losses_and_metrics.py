@@ -1,6 +1,7 @@
 """Every loss and metric of Keras, over kinds of targets: as `fit` and `evaluate` have them."""
 
 import inspect
+import warnings
 
 import numpy as np
 import pytest
@@ -281,6 +282,39 @@ def test_class_numbers_with_fractions_are_refused(loss, is_refused):
         return
     with pytest.raises(ModelError, match=r"takes class numbers, but a target is 0\.5"):
         from_keras(keras_model, loss=loss, y_spec=spec, examples=(x, y))
+
+
+@pytest.mark.parametrize(
+    ("loss", "is_told"),
+    [
+        ("binary_crossentropy", True),
+        (tf.keras.losses.BinaryCrossentropy(from_logits=True), True),
+        (tf.keras.losses.BinaryFocalCrossentropy(), True),
+        (tf.keras.losses.categorical_crossentropy, True),
+        ("hinge", False),
+        ("mse", False),
+    ],
+    ids=["name", "object", "focal", "categorical", "hinge", "numbers"],
+)
+@pytest.mark.parametrize("classes", [(-1, 1), (0, 255)])
+def test_targets_of_a_cross_entropy_outside_0_to_1_are_told(loss, is_told, classes):
+    """For them Keras's binary cross-entropy falls below 0 in silence."""
+    units = 3 if getattr(loss, "__name__", "").startswith("categorical") else 1
+    keras_model = tf.keras.Sequential([L.Dense(units, input_shape=(2,))])
+    x = RNG.normal(size=(6, 2)).astype(np.float32)
+    y = np.array(classes, np.float32)[np.arange(6 * units) % 2].reshape(6, units)
+    spec = tf.TensorSpec([None, units])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_keras(keras_model, loss=loss, y_spec=spec, examples=(x, np.clip(y, 0, 1)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        from_keras(keras_model, loss=loss, y_spec=spec, examples=(x, y))
+    outside = next(k for k in classes if not 0 <= k <= 1)
+    found = [str(w.message) for w in told]
+    assert [f"targets from 0 to 1, but one is {outside}" in line for line in found] == [True] * (
+        is_told
+    )
 
 
 @pytest.mark.parametrize(
