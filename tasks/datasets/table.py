@@ -14,6 +14,7 @@ import lzma
 import os
 import re
 import sys
+import tarfile
 import warnings
 import zipfile
 import zlib
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _LINEAR = "linear"
+# What pandas raises of a file that is not packed as its ending says.
+_PACKED_WRONGLY = (
+    EOFError,
+    ImportError,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def _metrics(given: Settings) -> Sequence[str] | None:
@@ -306,7 +316,7 @@ def _read(
     except OSError as e:
         reason = e.strerror or e
         raise DataError(f"{flag}={path} cannot be read: {reason}; name a CSV file") from e
-    except (EOFError, ImportError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as e:
+    except _PACKED_WRONGLY as e:
         reason = " ".join(str(e).split())
         raise DataError(f"{flag}={path} cannot be unpacked: {reason}; unpack it yourself") from e
     except UnicodeDecodeError as e:
@@ -363,25 +373,44 @@ def _refuse_other_formats(flag: str, path: str) -> None:
     """Refuses files of other formats that hold tables, by their first bytes."""
     try:
         with open(path, "rb") as file:
-            start = file.read(4)
+            start = file.read(8)
         of_excel = False
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as parts:
                 of_excel = any(name.startswith("xl/") for name in parts.namelist())
     except (OSError, zipfile.BadZipFile):
         return
+    name = os.path.basename(path)
     kinds = {
-        "Parquet file": ("read_parquet", start == b"PAR1"),
+        "Parquet file": (f"read_parquet({name!r})", start[:4] == b"PAR1"),
+        "Feather file": (f"read_feather({name!r})", start[:6] in (b"ARROW1", b"FEA1\0\0")),
+        "ORC file": (f"read_orc({name!r})", start[:3] == b"ORC" and start[3:4] < b" "),
+        "HDF5 file": (f"read_hdf({name!r})", start == b"\x89HDF\r\n\x1a\n"),
+        "NumPy file": (f"DataFrame(numpy.load({name!r}))", start[:6] == b"\x93NUMPY"),
         # The second is Excel's format before 2007.
-        "Excel file": ("read_excel", of_excel or start == b"\xd0\xcf\x11\xe0"),
-        "pickle": ("read_pickle", start[:1] == b"\x80"),
+        "Excel file": (f"read_excel({name!r})", of_excel or start[:4] == b"\xd0\xcf\x11\xe0"),
+        "pickle": (f"read_pickle({name!r})", start[:1] == b"\x80"),
+        "database of SQLite": (
+            f"read_sql('SELECT * FROM TABLE', sqlite3.connect({name!r}))",
+            start == b"SQLite f",
+        ),
     }
-    for kind, (function, found) in kinds.items():
+    for kind, (call, found) in kinds.items():
         if found:
             raise DataError(
                 f"{flag}={path} is of another format ({kind}); convert it, for example by "
-                f"pandas.{function}({os.path.basename(path)!r}).to_csv('NEW.csv', index=False)."
+                f"pandas.{call}.to_csv('NEW.csv', index=False)."
             )
+    # By their endings, pandas unpacks them.
+    packed = {
+        rb"\x1f\x8b": ".gz",
+        rb"BZh\d1AY": ".bz2",
+        rb"\xfd7zXZ": ".xz",
+        rb"\x28\xb5\x2f": ".zst",
+    }
+    ending = next((e for first, e in packed.items() if re.match(first, start)), "")
+    if ending and not path.endswith(ending):
+        raise DataError(f"{flag}={path} is packed; give its name the ending {ending}.")
 
 
 def _refuse_other_separators(flag: str, path: str, header: pd.Series) -> None:

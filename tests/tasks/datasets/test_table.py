@@ -1,6 +1,9 @@
 """A CSV file of one's own by the command line."""
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import pathlib
 import pickle
@@ -337,6 +340,9 @@ def test_files_of_another_form_name_a_way_on(here, content, says):
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "read_excel"),
         (pickle.dumps([1.5]), "read_pickle"),
         (None, "read_excel"),
+        (b"ARROW1\0\0\x90\xff", "read_feather"),
+        (b"ORC\x08\x03\xff", "read_orc"),
+        (b"\x89HDF\r\n\x1a\n\0", "read_hdf"),
     ],
 )
 def test_a_file_of_another_format_names_what_reads_it(here, content, function):
@@ -348,6 +354,24 @@ def test_a_file_of_another_format_names_what_reads_it(here, content, function):
     else:
         path.write_bytes(content)
     says = rf"by pandas\.{function}\('table\.of\.mine'\)\.to_csv\('NEW\.csv', index=False\)\.$"
+    with pytest.raises(DataError, match=says):
+        tasks.load("table", path=str(path), user="who", target="kind")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x93NUMPY\x01\0", r"\(NumPy file\); .* pandas\.DataFrame\(numpy\.load\('table\.of\.m"),
+        (b"SQLite format 3\0\xff", r"database of SQLite\); .* sqlite3\.connect\('table\.of\.mine"),
+        (gzip.compress(b"who,a,kind\n"), r"is packed; give its name the ending \.gz\.$"),
+        (bz2.compress(b"who,a,kind\n"), r"is packed; give its name the ending \.bz2\.$"),
+        (lzma.compress(b"who,a,kind\n"), r"is packed; give its name the ending \.xz\.$"),
+    ],
+    ids=["npy", "sqlite", "gz", "bz2", "xz"],
+)
+def test_what_is_not_text_is_not_sent_to_iconv(here, content, says):
+    path = here / "table.of.mine"
+    path.write_bytes(content)
     with pytest.raises(DataError, match=says):
         tasks.load("table", path=str(path), user="who", target="kind")
 
@@ -366,11 +390,14 @@ def test_a_stray_quotation_mark_joins_no_rows(here):
     assert int(task.train.sizes.sum() + task.test.sizes.sum()) == 4
 
 
-@pytest.mark.parametrize("ending", ["gz", "xz", "zip", "bz2"])
+@pytest.mark.parametrize("ending", ["gz", "xz", "zip", "bz2", "tar.gz"])
 def test_a_packed_file_that_is_cut_off_is_one_line(here, ending):
     path = here / f"table.csv.{ending}"
     pd.read_csv(here / "table.csv").to_csv(path, index=False)
-    for content in (path.read_bytes()[:-20], b"no archive"):
+    whole = path.read_bytes()
+    # An archive of `tar` ends in blocks of zeros.
+    kept = len(whole) // 2 if ending == "tar.gz" else len(whole) - 20
+    for content in (whole[:kept], b"no archive"):
         path.write_bytes(content)
         with pytest.raises(DataError, match=rf"^--table_path={path} ") as error:
             tasks.load("table", path=str(path), user="who", target="kind")
