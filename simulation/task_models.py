@@ -57,6 +57,10 @@ def build(
                 )
             if values.dtype.kind not in "biuf":
                 raise tff_algos.ModelError(f"{name} must be numbers, not {values.dtype}.")
+            if values.dtype.kind == "f" and values.dtype.itemsize > 8:  # TensorFlow has none.
+                raise tff_algos.ModelError(
+                    f"{name} are {values.dtype}; make them float32, by astype."
+                )
         made = keras_model(task, settings)
         _require_precision(made, settings["precision"])
         model = tff_algos.from_keras(

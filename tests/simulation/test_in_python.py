@@ -341,8 +341,9 @@ def test_inputs_of_another_width_are_the_models(tmp_path, settings):
     [
         (np.zeros((4, 2), np.float32), np.zeros(4, np.int32), r"takes inputs \[3\], .* have \[2\]"),
         (np.zeros((4, 3), np.float32), np.array(list("abca")), "targets must be numbers, not <U1"),
+        (np.zeros((4, 3), np.float32), np.zeros(4, np.longdouble), "targets are float128; make th"),
     ],
-    ids=["shape", "words"],
+    ids=["shape", "words", "long"],
 )
 def test_examples_that_no_model_takes_are_told_in_one_line(tmp_path, x, y, says):
     data = task_lib.ArrayFederatedData(x, y, [[0, 1], [2], [3]])
