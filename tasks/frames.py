@@ -1015,14 +1015,11 @@ class _Images:
         from PIL import ExifTags, Image
 
         table.require(self._name, "image")
+        _require_paths(table, self._name)
         images: np.ndarray | None = None
         transparent, of_several, turned = [], [], []
         for row, path in enumerate(table.values(self._name)):
             place = f"{table.what}: column {self._name!r}, row {row}"
-            if not isinstance(path, str | os.PathLike):
-                raise TaskError(
-                    f"{place} has {path!r}, which is not a path; from_arrays takes arrays."
-                )
             path = os.path.join(self._folder, path)
             try:
                 with Image.open(path) as file:
@@ -1094,6 +1091,22 @@ class _Images:
     def encoding(self) -> dict[str, Any]:
         """Describes the inputs, for the record."""
         return {"image": self._name, "shape": list(self._shape or ())}
+
+
+def _require_paths(table: _Table, name: str) -> None:
+    """Refuses a column of images themselves, of which tables of data hubs consist."""
+    column = table.frame[name]
+    for row, (value, is_missing) in enumerate(zip(column.tolist(), column.isna(), strict=True)):
+        if is_missing or isinstance(value, str | os.PathLike):
+            continue
+        if isinstance(value, bytes | bytearray | Mapping):
+            way = "write the bytes to files and give their paths"
+        else:
+            way = "from_arrays takes arrays"
+        raise TaskError(
+            f"{table.what}: column {name!r}, row {row} has a {type(value).__name__}, which is not "
+            f"a path; {way}."
+        )
 
 
 def _is_deep(file: Any) -> bool:

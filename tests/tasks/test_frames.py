@@ -328,6 +328,29 @@ def test_images_are_read(tmp_path, mode, channels):
         made(df, image="file", image_dir=str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        (b"\x89PNG", "a bytes, which is not a path; write the bytes to files and give their paths"),
+        (
+            {"bytes": b"\x89PNG", "path": None},
+            "a dict, which is not a path; write the bytes to f",
+        ),
+        (np.zeros((2, 2), np.uint8), "a ndarray, which is not a path; from_arrays takes arrays"),
+        (Image.new("L", (2, 2)), "a Image, which is not a path; from_arrays takes arrays"),
+    ],
+    ids=["bytes", "of a data hub", "array", "image"],
+)
+def test_images_in_place_of_paths_name_a_way_on(cell, says):
+    df = frame()
+    df["file"] = pd.Series([cell] * len(df), df.index, object)
+    with pytest.raises(ValueError, match=f"^df: column 'file', row 0 has {says}"):
+        made(df, image="file")
+    df.loc[0, "file"] = None
+    with pytest.raises(ValueError, match="column 'file', row 1 has"):
+        made(df, image="file")
+
+
 @pytest.mark.parametrize("form", ["sequential", "functional", "nested"])
 def test_words_without_a_row_of_the_embedding_are_refused(form):
     """On a CPU they end a run; on a GPU they would count as zeros."""
