@@ -521,6 +521,8 @@ def _check_ids(tables: Sequence[_Table]) -> None:
     written: dict[str, Any] = {}
     alike = []
     for table in tables if tables[0].id is not None else ():
+        table.complete(table.id)
+        _report_rounded(table, table.id)
         for row, name in enumerate(table.values(table.id)):
             place = f"row {row} of {table.what}"
             other = written.setdefault(str(name), name)
@@ -632,6 +634,7 @@ class _Target:
                     f"target {name!r} has one value only, {self.classes[0]!r}: nothing to learn."
                 )
             _report_alike("classes", self.classes)
+            _report_rounded(table, name)
             most, other = _most_are_numbers(column)
             if target_type is None and most and other is not None:
                 _warn(
@@ -1401,6 +1404,7 @@ def _by_user(table: _Table) -> dict[str, np.ndarray]:
 def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray | None) -> None:
     """Warns about users that may not be what the caller intended."""
     column = table.frame[table.user]
+    _report_rounded(table, table.user)
     if hasattr(column.dtype, "categories"):
         without = [str(u) for u in column.cat.categories if str(u) not in parts]
         if without:
@@ -1411,6 +1415,13 @@ def _report_users(table: _Table, parts: Mapping[str, np.ndarray], y: np.ndarray 
     one_class = [name for name, rows in parts.items() if y is not None and len(set(y[rows])) == 1]
     if one_class:
         _warn(f"{missing.clients(one_class)} of {len(parts)} have rows of one class only.")
+
+
+def _report_rounded(table: _Table, name: Any) -> None:
+    """Warns of a column of names that are floats, of which several may have become one."""
+    fault = partitions.rounded(table.frame[name])
+    if fault:
+        _warn(f"{table.what}: values of column {name!r} are {fault}")
 
 
 def _report_leaks(table: _Table, columns: Sequence[str], target: _Target, y: np.ndarray) -> None:

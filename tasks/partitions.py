@@ -9,6 +9,7 @@ import decimal
 import hashlib
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,9 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
 
     Raises:
       ValueError: If a user is missing or is bytes, users have several types, or are not a column.
+
+    Warns:
+      RuntimeWarning: If users are floats that may be several users, see `rounded`.
     """
     if isinstance(users, str) or hasattr(users, "columns"):
         raise ValueError(
@@ -64,7 +68,34 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
         found = {str(user): np.array(rows[user], np.int64) for user in _in_order(list(rows))}
     except TypeError as error:
         raise ValueError("users must be all text or all numbers, one for each row.") from error
+    fault = rounded(users)
+    if fault:
+        warnings.warn(f"users are {fault}", RuntimeWarning, stacklevel=2)
     return found
+
+
+def rounded(names: Any) -> str:
+    """Returns what is wrong with names that are floats; blank if they are exact or not floats.
+
+    From 2^53 on, float64 holds every other whole number only, so two users become one.
+
+    Args:
+      names: An array or a pandas column without missing values, `[n]`; other values pass.
+    """
+    dtype = getattr(names, "dtype", None)
+    # Of pandas's own types.
+    dtype = getattr(dtype, "numpy_dtype", getattr(dtype, "subtype", dtype))
+    if getattr(dtype, "kind", "") != "f":
+        return ""
+    bits = np.finfo(np.dtype(dtype)).nmant + 1
+    values = np.asarray(names, np.dtype(dtype))
+    beyond = values[np.abs(values) >= 2.0**bits]
+    return (
+        f"{np.dtype(dtype).name}, which rounds whole numbers from 2^{bits} on, so "
+        f"{float(beyond[0])!r} may be several; read them as text."
+        if len(beyond)
+        else ""
+    )
 
 
 def _in_order(users: Sequence[Any]) -> list[Any]:

@@ -924,6 +924,23 @@ def test_a_feature_that_is_the_target_is_said(copy):
     made(df[:12], features=["copy"], **fields)
 
 
+@pytest.mark.parametrize("role", ["user", "id", "target"])
+def test_names_that_floats_have_made_one_are_said(role):
+    """pandas makes floats of whole numbers beside a missing value."""
+    df = frame()
+    step = 2 if role == "id" else 1
+    names = 2**53 + step * (df.index if role == "id" else df.index % 4)
+    fields = {"user": "who", "target": "kind", "model": dense(3), role: "name"}
+    if role == "target":
+        fields |= {"target_type": "category", "features": ["a"], "model": dense(4, 1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*(seems to number the rows|left out|one class)")
+        tasks.from_frame(df.assign(name=names), **fields)
+    with pytest.warns(RuntimeWarning, match="^df: values of column 'name' are float64, which rou"):
+        tasks.from_frame(df.assign(name=names.astype(float)), **fields)
+
+
 def test_a_feature_that_is_the_class_under_another_name_is_said():
     df = frame().assign(code=lambda d: d.kind.map({"cat": 7, "dog": 1, "emu": 3}))
     df["other"] = df.code.where(df.index != 5, 7)

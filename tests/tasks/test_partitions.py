@@ -1,3 +1,5 @@
+import warnings
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -447,6 +449,21 @@ def test_labels_that_are_missing_or_no_labels_are_refused(assign):
 def test_users_that_are_bytes_are_refused():
     with pytest.raises(ValueError, match=r"users are bytes; make them text, by \[user.decode"):
         partitions.by_user(np.array([b"ann", b"bob", b"ann"]))
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("column", [np.asarray, pd.Series])
+def test_users_that_floats_have_made_one_are_told(kind, column):
+    """pandas makes floats of whole numbers beside a missing value."""
+    first = 2 ** (np.finfo(kind).nmant + 1)
+    users = column(np.arange(first, first + 4).astype(kind))
+    with pytest.warns(RuntimeWarning, match=rf"^users are {kind.__name__}, which rounds whole num"):
+        assert len(partitions.by_user(users)) == 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(partitions.by_user(column(np.arange(first - 4, first).astype(kind)))) == 4
+        exact = column(np.arange(2**53, 2**53 + 4))
+        assert len(partitions.by_user(exact)) == 4
 
 
 def test_arguments_that_cannot_be_right():
