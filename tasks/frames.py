@@ -1438,7 +1438,14 @@ def _report_leaks(table: _Table, columns: Sequence[str], target: _Target, y: np.
     for name in columns:
         column = table.frame[name]
         if target.is_category:
-            leaks = np.array_equal(pd.factorize(np.asarray(column))[0], pd.factorize(y)[0])
+            codes = pd.factorize(np.asarray(column))[0]
+            leaks = np.array_equal(codes, pd.factorize(y)[0])
+            if not leaks and _follows(codes, y):
+                _warn(
+                    f"{table.what}: feature {name!r} has one value for each class of target "
+                    f"{target.name!r}; if it is made from the target, such as by get_dummies, "
+                    "leave it out."
+                )
         elif types.is_any_real_numeric_dtype(column):
             x = _numbers(table, name)
             with np.errstate(all="ignore"):
@@ -1451,6 +1458,15 @@ def _report_leaks(table: _Table, columns: Sequence[str], target: _Target, y: np.
                 f"{table.what}: feature {name!r} determines target {target.name!r} exactly; if it "
                 "is made from the target, leave it out."
             )
+
+
+def _follows(codes: np.ndarray, y: np.ndarray) -> bool:
+    """Returns whether a feature with several values is a function of the class."""
+    classes = len(np.unique(y))
+    # Of few rows a class this may be chance.
+    if len(y) < 10 * classes or len(np.unique(codes)) < 2:
+        return False
+    return len(np.unique(np.stack([codes, y], 1), axis=0)) == classes
 
 
 def _report_untrained(what: str, values: Sequence[Any], codes: np.ndarray) -> None:

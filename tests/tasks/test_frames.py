@@ -924,6 +924,20 @@ def test_a_feature_that_is_the_target_is_said(copy):
     made(df[:12], features=["copy"], **fields)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_feature_made_of_the_class_is_said(sparse):
+    df = frame(48)
+    made_of = pd.get_dummies(df.kind, sparse=sparse)
+    near = made_of.emu.astype(bool) ^ (df.index == 7)
+    df = df.assign(emu=made_of.emu, near=near, constant=1)
+    fields = {"user": "who", "target": "kind", "model": dense(3, 4)}
+    with pytest.warns(RuntimeWarning, match="^df: feature 'emu' has one value for each class"):
+        tasks.from_frame(df, features=["emu", "near", "constant", "a"], **fields)
+    made(df, features=["near", "constant", "a"], model=dense(3, 4))
+    # In few rows it may be chance.
+    made(df[:24], features=["emu", "a"])
+
+
 @pytest.mark.parametrize("role", ["user", "id", "target"])
 def test_names_that_floats_have_made_one_are_said(role):
     """pandas makes floats of whole numbers beside a missing value."""
