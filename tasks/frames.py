@@ -271,7 +271,8 @@ def _of_arrays(what: str, x: Any, y: Any, users: Any = None) -> "_Table":
         if np.ndim(values) != 1:
             raise TaskError(
                 f"{what}: {name} must be flat, found shape {list(np.shape(values))}; take ravel() "
-                "of one column, argmax(axis=1) of one-hot rows."
+                "of one column, argmax(axis=1) of one-hot rows, or a tasks.task.Task for several "
+                "targets a row."
             )
     # By place: pandas would go by the index of a column.
     try:
@@ -295,7 +296,7 @@ def _refuse_other_columns(x: Any, test_x: Any) -> None:
     """Refuses test inputs whose columns have other names, or another order, than training's."""
     if not (hasattr(x, "columns") and hasattr(test_x, "columns")):
         return
-    wanted, found = x.columns.tolist(), test_x.columns.tolist()
+    wanted, found = list(x.columns), list(test_x.columns)
     if found != wanted and set(found) == set(wanted):
         raise TaskError("test_arrays: x has its columns in another order; give test_x[x.columns].")
     if found != wanted:
@@ -1545,6 +1546,8 @@ def _some(texts: Sequence[str]) -> str:
 
 def _for_json(values: Sequence[Any]) -> list[Any]:
     values = [v.item() if isinstance(v, np.generic) else v for v in values]
+    # What NumPy keeps of numbers with more digits than Python's.
+    values = [float(v) if isinstance(v, np.floating) and float(v) == v else v for v in values]
     return [v if isinstance(v, bool | int | float | str) else str(v) for v in values]
 
 

@@ -955,6 +955,14 @@ def test_names_that_floats_have_made_one_are_said(role):
         tasks.from_frame(df.assign(name=names.astype(float)), **fields)
 
 
+def test_classes_of_many_digits_are_recorded_as_numbers():
+    y = np.array([0, 1, 2.5], np.longdouble)[np.arange(24) // 4 % 3]
+    users = [f"u{k % 4}" for k in range(24)]
+    x = np.random.default_rng(0).normal(size=(24, 2))
+    task = tasks.from_arrays(x, y, users, target_type="category", model=dense(3))
+    assert task.encoding["classes"] == [0, 1, 2.5]
+
+
 def test_a_feature_that_is_the_class_under_another_name_is_said():
     df = frame().assign(code=lambda d: d.kind.map({"cat": 7, "dog": 1, "emu": 3}))
     df["other"] = df.code.where(df.index != 5, 7)
