@@ -19,6 +19,9 @@ from tff_algos.model import Model, ModelError
 from tff_algos.registry import CLIENT_OPTIMIZERS
 from tff_algos.vector import Vector, on_vectors, to_tuples, to_vectors
 
+# The packages of optimizers whose steps are known not to depend on the weights; see `displace`.
+_OF_KNOWN_STEPS = ("tensorflow_federated.", "tff_algos.")
+
 
 class LocalTraining:
     """How clients train, and how they are weighted: the resolved training settings."""
@@ -169,7 +172,8 @@ class Optimizer:
         """Takes a step on the displacement x_k - x instead of x_k.
 
         This keeps the digits of a sum of small steps, which adding them to x would lose. The steps
-        of TFF's optimizers do not depend on the weights, except for AdamW's decay.
+        of TFF's optimizers do not depend on the weights, except for AdamW's decay. Those of your
+        own optimizer may, so it gets the weights x_k.
 
         Args:
           slots: The optimizer's state.
@@ -180,6 +184,10 @@ class Optimizer:
         Returns:
           The state and x_k - x after the step.
         """
+        if not type(self._optimizer).__module__.startswith(_OF_KNOWN_STEPS):
+            at = x + moved
+            slots, weights = self.step(slots, at, gradient)
+            return slots, moved + (weights - at)
         learning_rate, decay = slots["learning_rate"], slots.get("weight_decay")
         slots, moved = self.step(slots, moved, gradient)
         if decay is not None:

@@ -5,6 +5,7 @@ import collections
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 import tff_algos
 from simulation import runtimes
@@ -238,3 +239,42 @@ def test_every_optimizer_steps_on_the_displacement_as_on_the_weights(name):
     for w, start, m in zip(weights, x, moved, strict=True):
         np.testing.assert_allclose(start + m, w, rtol=1e-5)
         assert np.abs(m).min() > 1e-2
+
+
+class _OfWeights(tff.learning.optimizers.Optimizer):
+    """Own optimizers whose steps depend on the weights; `weight_decay` need not be AdamW's."""
+
+    def __init__(self, step):
+        self._step = step
+
+    def initialize(self, specs):
+        return collections.OrderedDict(learning_rate=0.1, weight_decay=0.05)
+
+    def next(self, state, weights, gradients):
+        step = tf.function(self._step, autograph=False)
+        return state, tf.nest.map_structure(lambda w, g: step(w, g, state), weights, gradients)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda w, g, s: w - 0.1 * s["weight_decay"] * w - s["learning_rate"] * g,
+        lambda w, g, s: w - s["learning_rate"] * tf.norm(w) * g,
+    ],
+    ids=["decay by its own rule", "step of the weights' length"],
+)
+def test_an_own_optimizer_steps_on_the_displacement_as_on_the_weights(step):
+    given, _ = toy.resolve("adafed", dict(client_learning_rate=0.3))
+    optimizer = LocalTraining(given, _OfWeights(step)).optimizer()
+    x = Vector((tf.constant([[3.0, -2.0]]), tf.constant([0.5])))
+    slots, moved = optimizer.start(x, tf.constant(0.3)), zeros(x)
+    weights = [np.asarray(w, np.float64) for w in x]
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        gradient = [rng.normal(size=w.shape) for w in weights]
+        state = {"learning_rate": 0.3, "weight_decay": 0.05}
+        weights = [np.asarray(step(w, g, state)) for w, g in zip(weights, gradient, strict=True)]
+        given = Vector(tf.constant(g, tf.float32) for g in gradient)
+        slots, moved = optimizer.displace(slots, x, moved, given)
+    for start, m, w in zip(x, moved, weights, strict=True):
+        np.testing.assert_allclose(start + m, w, rtol=1e-5)
