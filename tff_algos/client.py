@@ -16,6 +16,7 @@ from tff_algos import nesterov, random
 from tff_algos.client_data import Batch, ClientData
 from tff_algos.method import ClientState
 from tff_algos.model import Model, ModelError
+from tff_algos.purity import MethodError
 from tff_algos.registry import CLIENT_OPTIMIZERS
 from tff_algos.vector import Vector, on_vectors, to_tuples, to_vectors
 
@@ -340,10 +341,36 @@ def _for_each_step(step, carry, data):
 
 
 def recall(client_state: ClientState, first: Any) -> Any:
-    """Returns the client's stored state; on its first visit `first`, of the same structure."""
-    return tf.nest.map_structure(
-        lambda kept, f: tf.where(client_state.visits > 0, kept, f), client_state.kept, first
-    )
+    """Returns the client's stored state; on its first visit `first`, of the same structure.
+
+    Args:
+      client_state: The client's state.
+      first: Structure of tensors, such as a `Vector` or a dictionary of them. The result has its
+        types.
+
+    Raises:
+      MethodError: If the stored state has another structure.
+    """
+    try:
+        return tf.nest.map_structure(
+            lambda f, kept: tf.where(client_state.visits > 0, kept, f),
+            first,
+            client_state.kept,
+            # In a dictionary a stored Vector is a plain tuple.
+            check_types=False,
+        )
+    except (TypeError, ValueError) as e:
+        raise MethodError(
+            f"client.recall cannot put {_shapes(first)} in place of the stored state "
+            f"{_shapes(client_state.kept)}: give it the structure and shapes that `client_state` "
+            "declares."
+        ) from e
+
+
+def _shapes(values: Any) -> str:
+    """Returns a structure of tensors as text, each by its shape."""
+    shown = tf.nest.map_structure(lambda v: str(tf.convert_to_tensor(v).shape.as_list()), values)
+    return str(shown).replace("'", "")
 
 
 def keep(client_state: ClientState, data: ClientData, finite: tf.Tensor, kept: Any) -> ClientState:

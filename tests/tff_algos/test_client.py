@@ -8,6 +8,9 @@ import tff_algos
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import toy
 from tff_algos import client, registry
+from tff_algos.method import ClientState
+from tff_algos.purity import MethodError
+from tff_algos.vector import Vector
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +112,26 @@ def test_names_of_metrics_are_told_or_found_by_tracing(problem):
     assert model.metric_names == ("loss", "accuracy")
     for same in (model, model._replace(metric_names=None)):
         assert client.metric_names(same) == ["loss", "accuracy"]
+
+
+def _stored(visits):
+    kept = {"h": (tf.constant([1.0, 2.0]), tf.constant([3.0]))}
+    return ClientState(tf.constant(visits), kept)
+
+
+@pytest.mark.parametrize("visits", [0, 1])
+def test_recall_takes_vectors_in_a_dictionary(visits):
+    """A stored one is a plain tuple there."""
+    stored = _stored(visits)
+    first = {"h": Vector((tf.zeros([2]), tf.zeros([1])))}
+    found = client.recall(stored, first)["h"]
+    assert isinstance(found, Vector)
+    np.testing.assert_array_equal(np.concatenate(found), [visits * n for n in (1, 2, 3)])
+
+
+def test_recall_refuses_another_structure_in_one_line():
+    stored = _stored(1)
+    says = r"^client\.recall cannot put {h: \(\[2\],\)} in place of .* {h: \(\[2\], \[1\]\)}: give"
+    with pytest.raises(MethodError, match=says) as e:
+        client.recall(stored, {"h": (tf.zeros([2]),)})
+    assert "\n" not in str(e.value)
