@@ -111,9 +111,17 @@ class Bound:
 
         Returns:
           A `simulation.protocol.RoundOutput`.
+
+        Raises:
+          ValueError: If the clients are not in a list, or the states are not one for each.
         """
         from simulation.protocol import Cohort
+        from tff_algos import client_data
 
+        client_data.require_list("clients", clients)
+        # A method whose clients keep none returns none, which may come back.
+        if not isinstance(client_states, list | tuple | None) or client_states:
+            client_data.require_states(client_states, len(clients))
         # A new round index in each call: rounds must not share data held for their chunks.
         cohort = Cohort(next(self._rounds), (), len(clients), work=clients)
         output = self._process.next(state, cohort, client_states)

@@ -440,6 +440,58 @@ def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=6)
 
 
+def require_list(name: str, given: Any) -> None:
+    """Refuses what is not a list of what each client of a round has.
+
+    An iterator would be empty in the next round, and one client's data is a tuple, too. Everything
+    else is left to TFF.
+
+    Args:
+      name: Name of the argument.
+      given: Its value.
+
+    Raises:
+      ValueError: If it is an iterator, a dictionary, an array, or what one client would have.
+    """
+    if isinstance(given, Mapping):
+        cure = f"list({name}.values())"
+    elif isinstance(given, Iterator | np.ndarray):
+        cure = f"list({name})"
+    elif hasattr(given, "_fields") or hasattr(given, "as_numpy_iterator"):
+        cure = f"[{name}] for a single client"
+    else:
+        return
+    raise ValueError(
+        f"{name} is a {type(given).__name__}; give a list with an entry for each client: {cure}."
+    )
+
+
+def require_states(client_states: Any, number: int) -> None:
+    """Refuses client states that are not one for each client of a round.
+
+    Args:
+      client_states: A list or `StackedStates`.
+      number: Number of clients.
+
+    Raises:
+      ValueError: If it is something else, has another length, or an entry is `None`.
+    """
+    require_list("client_states", client_states)
+    if not isinstance(client_states, Sequence):
+        return
+    if len(client_states) != number:
+        # A single state would be broadcast to all clients.
+        raise ValueError(
+            f"A cohort of {number} clients needs as many states, found {len(client_states)}."
+        )
+    if isinstance(client_states, list | tuple) and any(s is None for s in client_states):
+        place = [s is None for s in client_states].index(True)
+        raise ValueError(
+            f"The state of client {place} of the cohort is None; before its first round it is "
+            "process.initial_client_state()."
+        )
+
+
 def of_model(clients: Sequence[Any], model: Any, round_num: int) -> list[ClientData]:
     """Returns the clients of a round in the form that methods take.
 

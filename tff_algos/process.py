@@ -12,7 +12,14 @@ import tensorflow_federated as tff
 
 from tff_algos import driver, purity, registry, schedules, tff_models, tff_names
 from tff_algos.client import LocalTraining
-from tff_algos.client_data import ClientData, check_indices, check_plan, of_model
+from tff_algos.client_data import (
+    ClientData,
+    check_indices,
+    check_plan,
+    of_model,
+    require_list,
+    require_states,
+)
 from tff_algos.method import ClientState, Method, TffFederation
 from tff_algos.method_spec import COUNTS
 from tff_algos.model import Model, ModelError, unfit_explained
@@ -94,10 +101,14 @@ class Next(computation_impl.ConcreteComputation):
         self._look_at = look_at
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the round. A list or tuple of clients is checked first."""
+        """Runs the round. A list or tuple of clients, and their states, are checked first."""
         state = kwargs.get("state", args[0] if args else None)
         clients = kwargs.get("clients", args[1] if len(args) > 1 else None)
+        states = kwargs.get("client_states", args[2] if len(args) > 2 else None)
+        require_list("clients", clients)
         if isinstance(clients, list | tuple):
+            if states is not None:
+                require_states(states, len(clients))
             clients = self._look_at(state, clients)
             if "clients" in kwargs:
                 kwargs["clients"] = clients

@@ -39,7 +39,12 @@ class TffProcess:
     ) -> RoundOutput:
         """As `simulation.protocol.Process.next`."""
         assert cohort.work is not None
-        clients = cohort.work if self._in_process else as_arrays(cohort.work)
+        clients: Sequence[Any] = cohort.work
+        if not self._in_process:
+            model = getattr(self._process, "model", None)
+            if model is not None:
+                clients = client_data.of_model(clients, model, int(state.round_num))
+            clients = as_arrays(clients)
         if client_states is None:
             output = self._process.next(state, clients)
             return RoundOutput(output.state, output.metrics)

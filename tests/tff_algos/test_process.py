@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_algos
+from simulation import runtimes
 from simulation.engine import process as engine_lib
 from tests.oracles import problem as problem_lib
 from tests.tff_algos import shared, toy
@@ -343,6 +344,63 @@ def test_every_client_optimizer_builds_and_steps(problem):
 def test_refusals(name, settings, says):
     with pytest.raises(HparamError, match=says):
         tff_algos.build(name, lambda: pytest.fail("the model must not be built"), **settings)
+
+
+NO_LISTS = {
+    "iterator": (lambda data: iter(data), r"^{} is a list_iterator; .*: list\({}\)\.$"),
+    "map": (lambda data: map(str, data), r"^{} is a map; .*: list\({}\)\.$"),
+    "dictionary": (
+        lambda data: dict(enumerate(data)),
+        r"^{} is a dict; .*: list\({}\.values\(\)\)\.$",
+    ),
+    "one": (lambda data: data[0], r"^{} is a Client\w+; .*: \[{}\] for a single client\.$"),
+    "array": (lambda data: np.zeros(2), r"^{} is a ndarray; .*: list\({}\)\.$"),
+}
+
+
+def _nexts(runtime, process):
+    """Yields `next` of a process, and as a runtime executes it."""
+    yield process.next
+    with runtimes.installed(runtime):
+        yield runtimes.bind(process).next
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "tff"])
+@pytest.mark.parametrize("what", NO_LISTS)
+def test_clients_and_their_states_are_in_lists(problem, what, runtime):
+    """An iterator would be empty in the next round."""
+    make, says = NO_LISTS[what]
+    process = shared.process("scaffold")
+    data = [toy.client_data(problem, 0, k) for k in (0, 1)]
+    states = [process.initial_client_state()] * 2
+    state = process.initialize()
+    for call in _nexts(runtime, process):
+        with pytest.raises(ValueError, match=says.replace("{}", "clients")):
+            call(state, make(data), states)
+        with pytest.raises(ValueError, match=says.replace("{}", "client_states")):
+            call(state, data, make(states))
+        with pytest.raises(ValueError, match="cohort of 2 clients needs as many states, found 1"):
+            call(state, data, states[:1])
+        with pytest.raises(ValueError, match=r"client 1 of the cohort is None; .*initial_client"):
+            call(state, data, [states[0], None])
+
+
+@pytest.mark.parametrize("runtime", ["per_client", "native"])
+def test_a_bound_process_takes_data_sets(problem, runtime):
+    """TFF's worker takes arrays only."""
+    process = tff_algos.build("fedavg", toy.plain_model(problem), client_learning_rate=0.1)
+    x, y = problem.clients[0]
+    pairs = (x.astype(np.float32), y.astype(np.int32))
+    with runtimes.installed(runtime):
+        bound = runtimes.bind(process)
+        losses = [
+            float(bound.next(bound.initialize(), clients).metrics["loss"])
+            for clients in (
+                [tf.data.Dataset.from_tensor_slices(pairs).batch(3)],
+                [tff_algos.batch_client(*pairs, batch_size=3, shuffle=False)],
+            )
+        ]
+    assert losses[0] == losses[1]
 
 
 def test_fedavg_needs_no_server_learning_rate(problem):
