@@ -328,7 +328,8 @@ def batch_client(
       order_seed: Non-negative integers that determine the order, e.g. (seed, round, client); the
         epoch is appended to them. By default the order is the same in all rounds.
       dropout_seed: Non-negative integers that determine all other random draws of the client. By
-        default these follow from the round and the client's position in the cohort.
+        default these follow from the round and the client's position in the cohort. Zeros at the
+        end change nothing, as in `numpy.random.SeedSequence`: (0,) and (0, 0) are the same seed.
       index: Position of the client among all training clients, from 0; -1 if unknown.
       participates: Whether the client was drawn for the round.
 
@@ -645,8 +646,7 @@ def from_dataset(
       dataset: Finite dataset of batches (x `[b, ...]`, y `[b, ...]`), or of dictionaries of x and
         y; the order is kept. For several epochs, repeat it; methods that need one pass then take
         the whole as one.
-      dropout_seed: Non-negative integers that determine all random draws of the client. By default
-        these follow from the round and the client's position in the cohort.
+      dropout_seed: As for `batch_client`.
       index: Position of the client among all training clients, from 0; -1 if unknown.
 
     Raises:
