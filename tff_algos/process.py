@@ -460,7 +460,8 @@ def build(
                 f"num_clients={num_clients!r} must be a whole number, at least 1."
             )
         own["num_clients"] = num_clients
-    model = tff_models.as_model(model)
+    named = client_optimizer or settings.get("client_optimizer")
+    model = tff_models.as_model(model, has_optimizer=named is not None)
     if not model.initial_weights:
         raise ModelError("The model has no trainable weights: let at least one layer train.")
     _refuse_metric_names(spec, model)

@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,20 +33,25 @@ _TFFS = "tensorflow_federated."
 _FUNCTIONAL, _VARIABLE = tff.learning.models.FunctionalModel, tff.learning.models.VariableModel
 
 
-def as_model(model: Any) -> Model:
+def as_model(model: Any, has_optimizer: bool = True) -> Model:
     """Returns the model argument of `build` as a `Model`.
 
     Args:
       model: A `Model`, a compiled Keras model, a `tff.learning.models.FunctionalModel` or
         `VariableModel`, or a function without arguments that returns one of them.
+      has_optimizer: Whether the clients' optimizer was named. If not, a compiled model's own may be
+        the one that is expected.
 
     Raises:
       ModelError: If it is none of these, or cannot be a pure function of its weights.
+
+    Warns:
+      RuntimeWarning: If the optimizer of a compiled model does what clients will not do.
     """
     if isinstance(model, Model):
         return model
     if isinstance(model, tf.keras.Model):
-        return _from_compiled(model)
+        return _from_compiled(model, has_optimizer)
     if isinstance(model, _FUNCTIONAL):
         return from_functional(model)
     if isinstance(model, _VARIABLE):
@@ -53,7 +59,7 @@ def as_model(model: Any) -> Model:
     if callable(model):
         made = model()
         if not callable(made) or isinstance(made, tf.keras.Model):
-            return as_model(made)
+            return as_model(made, has_optimizer)
     raise ModelError(
         "model must be a tff_algos.Model (from_keras makes one), a compiled Keras model, a "
         "FunctionalModel or VariableModel of tff.learning.models, or a function that makes one of "
@@ -61,7 +67,7 @@ def as_model(model: Any) -> Model:
     )
 
 
-def _from_compiled(keras_model: tf.keras.Model) -> Model:
+def _from_compiled(keras_model: tf.keras.Model, has_optimizer: bool) -> Model:
     losses = tf.nest.flatten(getattr(keras_model, "loss", None))
     if not losses or losses == [None]:
         raise ModelError(
@@ -92,7 +98,35 @@ def _from_compiled(keras_model: tf.keras.Model) -> Model:
         for m in metrics
         if m is not None
     ]
-    return keras_bridge.from_keras(keras_model, loss=loss, metrics=metrics)
+    model = keras_bridge.from_keras(keras_model, loss=loss, metrics=metrics)
+    _warn_of_optimizer(keras_model, has_optimizer)
+    return model
+
+
+# What an optimizer of Keras does besides its step, in the order in which it is told.
+_BESIDES_STEPS = ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay", "use_ema")
+
+
+def _warn_of_optimizer(keras_model, has_optimizer):
+    """Warns of a compiled optimizer that does more than clients will, or another step.
+
+    Nothing is said of `compile`'s default, RMSprop, nor of plain SGD.
+    """
+    optimizer = keras_model.optimizer
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # Of a loss scale.
+    kind, config = type(optimizer).__name__, optimizer.get_config()
+    lost = [f"{name}={config[name]!r}" for name in _BESIDES_STEPS if config.get(name)]
+    if isinstance(config.get("learning_rate"), Mapping):
+        lost.append(f"learning_rate={config['learning_rate'].get('class_name')}(...)")
+    if not has_optimizer and kind == "SGD" and config.get("momentum"):
+        lost.append(f"momentum={config['momentum']!r}")
+    if lost or not (has_optimizer or kind in ("RMSprop", "SGD")):
+        warnings.warn(
+            f"Keras model {keras_model.name!r} is compiled with {kind}({', '.join(lost)}), which "
+            "plays no part: clients step as client_optimizer= and client_learning_rate= say.",
+            RuntimeWarning,
+            stacklevel=6,
+        )
 
 
 def _is_function(given):

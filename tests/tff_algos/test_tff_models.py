@@ -1,6 +1,8 @@
 """What `build` takes as a model: TFF's, Keras's, functions of either; and clients as data sets."""
 
 import collections
+import re
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -172,6 +174,42 @@ def test_every_kind_of_model_is_the_same_function(problem, kind):
     results = [forward(m.forward, *map(tf.constant, m.initial_weights)) for m in (got, want)]
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+KO = tf.keras.optimizers
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "named", "says"),
+    [
+        ("rmsprop", None, None),
+        ("sgd", None, None),
+        ("adam", "adam", None),
+        (KO.SGD(0.1, momentum=0.9), "sgdm", None),
+        ("adam", None, r"Adam\(\)"),
+        (KO.SGD(0.1, momentum=0.9), None, r"SGD\(momentum=0.9\)"),
+        (KO.SGD(0.1, clipnorm=1.0), "sgd", r"SGD\(clipnorm=1.0\)"),
+        (
+            KO.Adam(weight_decay=0.1, use_ema=True),
+            "adam",
+            r"Adam\(weight_decay=0.1, use_ema=True\)",
+        ),
+        (KO.SGD(KO.schedules.ExponentialDecay(0.1, 9, 0.9)), "sgd", r"SGD\(learning_rate=Exp"),
+    ],
+)
+def test_a_compiled_optimizer_that_plays_no_part_is_told(problem, optimizer, named, says):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", RuntimeWarning)
+        tff_algos.build(
+            "fedavg",
+            lambda: compiled(problem, optimizer=optimizer),
+            client_optimizer=named,
+            client_learning_rate=0.1,
+        )
+    told = [str(t.message) for t in told if "plays no part" in str(t.message)]
+    assert len(told) == bool(says)
+    if says:
+        assert re.search(f"is compiled with {says}", told[0])
 
 
 def test_loss_weights_of_one_change_nothing(problem):
