@@ -65,7 +65,7 @@ _DRAW = "draw_by_seed"
 # What `fit` and `evaluate` call, and no method does.
 _OWN_STEPS = (
     *("fit", "make_train_function", "train_step", "compute_loss", "losses"),
-    *("test_step", "compute_metrics"),
+    *("evaluate", "make_test_function", "test_step", "compute_metrics"),
 )
 
 

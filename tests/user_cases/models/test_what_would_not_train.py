@@ -177,9 +177,10 @@ def test_weights_tied_between_layers_train_as_in_keras():
 
 
 OWN_STEPS = ["fit", "make_train_function", "train_step", "compute_loss"]
+OWN_TESTS = ["evaluate", "make_test_function", "test_step", "compute_metrics"]
 
 
-@pytest.mark.parametrize("method", [*OWN_STEPS, "test_step", "compute_metrics"])
+@pytest.mark.parametrize("method", [*OWN_STEPS, *OWN_TESTS])
 def test_a_models_own_steps_are_refused(method):
     own = type("Own", (K.Model,), {method: lambda self, *arguments, **named: None})
     x = K.Input([4])
@@ -187,7 +188,7 @@ def test_a_models_own_steps_are_refused(method):
         tff_algos.from_keras(own(x, L.Dense(3)(x)), loss=LOSS)
 
 
-@pytest.mark.parametrize("method", [*OWN_STEPS, "test_step", "compute_metrics"])
+@pytest.mark.parametrize("method", [*OWN_STEPS, *OWN_TESTS])
 def test_steps_that_a_model_object_was_given_are_refused(method):
     """`fit` calls them, too."""
     model = sequence(L.Dense(3))
