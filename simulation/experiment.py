@@ -857,6 +857,8 @@ class Experiment:
             lost = task_models.lost_in_precision(self._model, task.train)
             if lost:
                 caller.warn(f"--precision={settings['precision']}: {lost}; standardize features.")
+        for doubt in () if round_num else self._model.doubts:
+            caller.warn(f"model of task {task.name}: {doubt}")
         if self.request.in_force["aggregator"] == "secure":
             caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)

@@ -22,11 +22,13 @@ class TaskModel(NamedTuple):
       model: The model, a `tff_algos.model.Model`.
       num_outputs: Number of outputs for one example.
       keras_model: The Keras model behind it, in the run's precision.
+      doubts: See `tff_algos.Model`, whose own are empty here: a run warns once.
     """
 
     model: "tff_algos.Model"
     num_outputs: int
     keras_model: Any
+    doubts: tuple[str, ...] = ()
 
 
 def build(
@@ -81,7 +83,8 @@ def build(
     shape = getattr(made, "output_shape", None)
     if shape is None or None in shape[1:]:
         shape = made.compute_output_shape(model.x_spec.shape)
-    return TaskModel(model, int(np.prod(shape[1:])), made)
+    outputs = int(np.prod(shape[1:]))
+    return TaskModel(model._replace(doubts=()), outputs, made, model.doubts)
 
 
 def keras_model(task: Task, settings: Mapping[str, Any]) -> Any:

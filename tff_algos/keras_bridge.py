@@ -133,7 +133,8 @@ def from_keras(
     _refuse_traced_methods([keras_model, *layers])
     _refuse_weights(keras_model, layers, loss_scale)
     given = _as_compile_finds(loss)
-    loss, metrics = _elementwise(given), _metrics(metrics)
+    loss, given_metrics = _elementwise(given), _by_name(metrics)
+    metrics = {name: _elementwise_metric(name, metric) for name, metric in given_metrics.items()}
     loss_reduction = _reduction(given, loss_reduction)
     if "loss" in metrics:
         raise ModelError("A metric must not be named 'loss': that is the training loss.")
@@ -150,6 +151,13 @@ def from_keras(
     functions = {"loss": loss, **metrics}
     of_functions = _refuse_targets(keras_model, y_spec, outputs_spec, mask_spec, functions)
     _refuse_mixed_examples(keras_model, apply, x_spec, y_spec, functions, examples)
+    doubts = _doubts(
+        {"loss": given, **given_metrics},
+        y_spec,
+        outputs_spec,
+        lambda: _some_outputs(apply, x_spec, examples),
+        examples,
+    )
     loss_tells = _is_nan_of_nan(loss, y_spec, outputs_spec)
 
     def forward(
@@ -191,6 +199,7 @@ def from_keras(
         loss_scale=loss_scale,
         frozen_weights=frozen,
         calls_python=_calls_python(graph_def) or _calls_python(of_functions),
+        doubts=doubts,
     )
 
 
@@ -381,13 +390,14 @@ def _reduction(loss: Any, wanted: str | None) -> str:
     return wanted
 
 
-def _metrics(metrics: Any) -> Mapping[str, Callable]:
-    """Returns elementwise metrics by name."""
+def _by_name(metrics: Any) -> Mapping[str, Any]:
+    """Returns metrics by name, as they were given."""
     if not isinstance(metrics, Mapping):
         # One metric instead of a list; a name would be taken letter by letter.
         metrics = [metrics] if isinstance(metrics, str) or callable(metrics) else metrics
+        metrics = [_made("A metric", m) for m in metrics or ()]
         named: list[tuple[Any, Any]] = [
-            (m if isinstance(m, str) else getattr(m, "name", None), m) for m in metrics or ()
+            (m if isinstance(m, str) else getattr(m, "name", None), m) for m in metrics
         ]
         named = [(name or getattr(m, "__name__", str(m)), m) for name, m in named]
         metrics = dict(named)
@@ -401,7 +411,7 @@ def _metrics(metrics: Any) -> Mapping[str, Callable]:
                 f"Metric {name!r}: its name must be of letters, digits and _ . / > - only, such as "
                 "'top_5', since it names a part of TFF's graphs."
             )
-    return {name: _elementwise_metric(name, metric) for name, metric in metrics.items()}
+    return metrics
 
 
 # By targets and outputs: for one output, for classes as numbers, for classes one-hot.
@@ -534,6 +544,127 @@ def _refuse_fractions(targets: np.ndarray) -> None:
             f"The loss takes class numbers, but a target is {fractions[0]:g}, which Keras would "
             "cut to a whole number: give whole numbers, or a loss for numbers."
         )
+
+
+def _options(function: Any, width: int | None) -> tuple[str, Mapping[str, Any]]:
+    """Returns the name of a loss or metric of Keras's, and its options; blank for other functions.
+
+    Args:
+      function: As given to `from_keras`.
+      width: Last dimension of the outputs, by which `"accuracy"` is resolved.
+    """
+    if isinstance(function, str):
+        # One output or several: probabilities of a single class, or of all.
+        names = _BY_SHAPES.get(function.lower())
+        if names is not None:
+            return names[0] if width == 1 else names[2], {}
+        function = tf.keras.metrics.get(function)
+    function, options = _made("", function), {}
+    of_object = isinstance(function, tf.keras.losses.Loss | tf.keras.metrics.Metric)
+    if of_object and not compat.is_of_keras(type(function)):
+        return "", options  # Its `call` may do anything.
+    for inner in ("fn", "_fn", "func"):  # Of a loss, of a metric, and of a partial in one.
+        for given in ("_fn_kwargs", "keywords"):
+            options |= getattr(function, given, None) or {}
+        function = getattr(function, inner, function)
+    return getattr(function, "__name__", "") if _is_of_keras(function) else "", options
+
+
+# Functions of Keras's by what they take, unless it is logits.
+_OF_PROBABILITIES = (
+    "binary_crossentropy",
+    "binary_focal_crossentropy",
+    "categorical_crossentropy",
+    "categorical_focal_crossentropy",
+    "sparse_categorical_crossentropy",
+)
+_OF_THRESHOLD = ("binary_accuracy", "binary_matches")
+
+
+def _some_outputs(
+    apply: Callable, x_spec: tf.TensorSpec, examples: tuple[np.ndarray, np.ndarray] | None
+) -> np.ndarray | None:
+    """Returns the finite outputs for examples, or for made-up ones; `None` if there are none."""
+    given = _made_up_inputs(x_spec) if examples is None else [examples[0][:32]]
+    for x in given:
+        outputs = _or_none(
+            apply, None, tf.constant(x.astype(x_spec.dtype.as_numpy_dtype)), False, None
+        )
+        if outputs is not None:
+            found = np.asarray(tf.cast(outputs[0], tf.float32))
+            found = found[np.isfinite(found)]
+            if found.size:
+                return found
+    return None
+
+
+def _doubts(
+    functions: Mapping[str, Any],
+    y_spec: tf.TensorSpec,
+    outputs_spec: tf.TensorSpec,
+    outputs: Callable[[], np.ndarray | None],
+    examples: tuple[np.ndarray, np.ndarray] | None,
+) -> tuple[str, ...]:
+    """Returns texts about losses and metrics of Keras's that get what they are not made for.
+
+    Keras takes it without a word, so the numbers are what Keras gives.
+
+    Args:
+      functions: Losses and metrics by name, as given to `from_keras`.
+      y_spec: Batch of targets.
+      outputs_spec: Batch of outputs.
+      outputs: Function that returns some numbers of it.
+      examples: As for `from_keras`.
+    """
+    target, output = y_spec.shape[1:], outputs_spec.shape[1:]
+    width = output[-1] if output.rank else None
+    known = {name: _options(function, width) for name, function in functions.items()}
+    doubts = []
+    taken = [
+        name
+        for name, (function, options) in known.items()
+        if (function in _OF_PROBABILITIES and not options.get("from_logits"))
+        or (function in _OF_THRESHOLD and options.get("threshold", 0.5) == 0.5)
+    ]
+    beyond = _beyond(outputs()) if taken else None
+    for name in taken if beyond is not None else ():
+        if known[name][0] in _OF_PROBABILITIES:
+            doubts.append(
+                f"{_what(name)} takes probabilities, but an output of the model is {beyond:.3g}: "
+                "set from_logits=True, or end the model with a sigmoid or softmax."
+            )
+        else:
+            doubts.append(
+                f"{_what(name)} takes outputs above 0.5 for class 1, but an output of the model is "
+                f"{beyond:.3g}: for logits give tf.keras.metrics.BinaryAccuracy(threshold=0.0)."
+            )
+    loss = known["loss"][0]
+    beyond = None
+    if loss in _OF_PROBABILITIES and not _takes_classes(functions["loss"]) and examples is not None:
+        beyond = _beyond(np.asarray(examples[1]))
+    if beyond is not None:
+        doubts.append(
+            f"The loss takes targets from 0 to 1, but a target is {beyond:.3g}: number the two "
+            "classes 0 and 1, or give one number per class."
+        )
+    if target.rank + 1 == output.rank:
+        target = target + [1]  # As Keras does.
+    if loss and not _takes_classes(functions["loss"]) and target.rank == output.rank:
+        pairs = zip(target, output, strict=True)
+        if any(one != other and 1 in (one, other) for one, other in pairs if one and other):
+            doubts.append(
+                f"The loss compares targets {_shown(y_spec)} with outputs {_shown(outputs_spec)} "
+                "by repeating the shorter ones: make their shapes equal if that is not meant."
+            )
+    return tuple(doubts)
+
+
+def _beyond(numbers: np.ndarray | None) -> float | None:
+    """Returns one of the numbers that is not from 0 to 1, as probabilities are."""
+    if numbers is None or numbers.dtype.kind not in "iuf":
+        return None
+    numbers = numbers[~((numbers >= -1e-3) & (numbers <= 1 + 1e-3)) & np.isfinite(numbers)]
+    return float(numbers[0]) if numbers.size else None
 
 
 def _functional(

@@ -86,6 +86,8 @@ class Model(NamedTuple):
       frozen_weights: One array per non-trainable variable, in the model's order. `forward` holds
         them as constants.
       calls_python: Whether `forward` runs Python code at every call, as `tf.py_function` does.
+      doubts: Texts about a loss or metric whose numbers may not be what they are taken for, such as
+        a cross-entropy of probabilities that gets logits. `tff_algos.build` warns of them.
     """
 
     initial_weights: tuple[np.ndarray, ...]
@@ -99,6 +101,7 @@ class Model(NamedTuple):
     loss_scale: float | None = None
     frozen_weights: tuple[np.ndarray, ...] = ()
     calls_python: bool = False
+    doubts: tuple[str, ...] = ()
 
 
 def elementwise(

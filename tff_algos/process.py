@@ -3,6 +3,7 @@
 import functools
 import numbers
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -436,7 +437,8 @@ def build(
       ModelError: If the model cannot be a pure function of its weights.
 
     Warns:
-      RuntimeWarning: If an aggregator's secure sums are simulated, or it draws without a seed.
+      RuntimeWarning: If an aggregator's secure sums are simulated, or it draws without a seed. Also
+        if the optimizer of a compiled model does what clients will not do, and of `Model.doubts`.
     """
     spec = registry.get(name)
     for setting in settings:
@@ -465,6 +467,8 @@ def build(
     if not model.initial_weights:
         raise ModelError("The model has no trainable weights: let at least one layer train.")
     _refuse_metric_names(spec, model)
+    for doubt in model.doubts:
+        warnings.warn(doubt, RuntimeWarning, stacklevel=3)
     local = LocalTraining(training, client_optimizer, schedule)
     if server_optimizer is not None:
         own["server_optimizer"] = _server_optimizer(spec, settings, server_optimizer)
