@@ -27,7 +27,6 @@ import operator
 import re
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -142,8 +141,6 @@ def from_keras(
     y_spec = y_spec or _targets_of(given, outputs_spec)
     if examples is not None and _takes_classes(given):
         _refuse_fractions(examples[1])
-    if examples is not None and _takes_shares(given):
-        _report_other_than_shares(examples[1])
     frozen = tuple(v.numpy() for v in keras_model.non_trainable_variables)
     apply = _functional(keras_model, layers, frozen)
     if _has_own_gradients(graph_def, layers):
@@ -503,36 +500,9 @@ def _targets_of(loss: Any, outputs: tf.TensorSpec) -> tf.TensorSpec:
 
 def _takes_classes(loss: Any) -> bool:
     """Returns whether a loss is Keras's cross-entropy with class numbers as targets."""
-    return _keras_name(loss) == "sparse_categorical_crossentropy"
-
-
-def _takes_shares(loss: Any) -> bool:
-    """Returns whether a loss is a Keras cross-entropy with shares of classes as targets.
-
-    They are defined for targets from 0 to 1. For others Keras's value may fall below 0.
-    """
-    name = _keras_name(loss)
-    return name.startswith(("binary_", "categorical_")) and name.endswith("_crossentropy")
-
-
-def _keras_name(loss: Any) -> str:
-    """Returns the name of a Keras loss, as that of its function; blank for others."""
     function = getattr(loss, "fn", loss)
     name = getattr(getattr(function, "func", function), "__name__", "")
-    return name if _is_of_keras(function) else ""
-
-
-def _report_other_than_shares(targets: np.ndarray) -> None:
-    """Warns of targets outside 0 to 1, such as classes written as -1 and 1."""
-    # Softened or averaged targets may be rounded.
-    outside = targets[(targets < -1e-6) | (targets > 1 + 1e-6)]
-    if len(outside):
-        warnings.warn(
-            f"The loss takes targets from 0 to 1, but one is {outside[0]:g}, for which it may fall "
-            "below 0; write classes as 0 and 1.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    return _is_of_keras(function) and name == "sparse_categorical_crossentropy"
 
 
 def _refuse_fractions(targets: np.ndarray) -> None:
