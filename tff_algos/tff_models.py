@@ -104,7 +104,7 @@ def _from_compiled(keras_model: tf.keras.Model, has_optimizer: bool) -> Model:
 
 
 # What an optimizer of Keras does besides its step, in the order in which it is told.
-_BESIDES_STEPS = ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay", "use_ema")
+_BESIDES_STEPS = ("clipnorm", "clipvalue", "global_clipnorm", "decay", "weight_decay", "use_ema")
 
 
 def _warn_of_optimizer(keras_model, has_optimizer):

@@ -189,6 +189,7 @@ KO = tf.keras.optimizers
         ("adam", None, r"Adam\(\)"),
         (KO.SGD(0.1, momentum=0.9), None, r"SGD\(momentum=0.9\)"),
         (KO.SGD(0.1, clipnorm=1.0), "sgd", r"SGD\(clipnorm=1.0\)"),
+        (KO.legacy.SGD(0.1, decay=0.01), "sgd", r"SGD\(decay=0.01\)"),
         (
             KO.Adam(weight_decay=0.1, use_ema=True),
             "adam",
