@@ -123,12 +123,13 @@ def from_keras(
         raise ModelError(compat.KERAS_3)
     if not isinstance(keras_model, tf.keras.Model):
         raise ModelError(f"The model must be a Keras model; found a {type(keras_model).__name__}.")
+    # Keras walks through all that the model holds to find them.
+    layers = [m for m in keras_model.submodules if isinstance(m, tf.keras.layers.Layer)]
+    _take_back_from_graphs([keras_model, *layers])
     x_spec = x_spec or _inputs_of(keras_model)
     if not keras_model.built:
         raise ModelError(f"Model {keras_model.name!r} has no weights yet; call it once.")
     _refuse_own_steps(keras_model)
-    # Keras walks through all that the model holds to find them.
-    layers = [m for m in keras_model.submodules if isinstance(m, tf.keras.layers.Layer)]
     _refuse_traced_methods([keras_model, *layers])
     _refuse_weights(keras_model, layers, loss_scale)
     given = _as_compile_finds(loss)
@@ -214,6 +215,17 @@ def _inputs_of(keras_model: tf.keras.Model) -> tf.TensorSpec:
         )
     x = keras_model.inputs[0]
     return tf.TensorSpec([None, *x.shape[1:]], x.dtype)
+
+
+def _take_back_from_graphs(layers: Sequence[tf.keras.layers.Layer]) -> None:
+    """Makes layers valid again that a layer made later in a graph has invalidated.
+
+    TFF's `build_weighted_fed_avg` makes the model in a graph. Keras then puts TF1's classes below
+    the classes of all layers of these kinds. It takes them away when a layer is made eagerly.
+    """
+    for kind in {type(layer) for layer in layers}:
+        if any(c.__module__.endswith("_v1") for c in kind.__mro__ if compat.is_of_keras(c)):
+            kind.__new__(kind)
 
 
 def _refuse_own_steps(keras_model: tf.keras.Model) -> None:

@@ -213,6 +213,27 @@ def test_a_compiled_optimizer_that_plays_no_part_is_told(problem, optimizer, nam
         assert re.search(f"is compiled with {says}", told[0])
 
 
+@pytest.mark.parametrize("is_functional", [False, True])
+def test_a_model_made_before_one_in_a_graph_is_taken(is_functional):
+    """TFF's builders make a model in a graph, after which Keras takes earlier ones for TF1's."""
+
+    def dense():
+        x = tf.keras.Input([4])
+        layers = [x, tf.keras.layers.Dense(3)]
+        return tf.keras.Model(x, layers[1](x)) if is_functional else tf.keras.Sequential(layers)
+
+    keras_model = dense()
+    with tf.Graph().as_default():
+        dense()
+    model = tff_algos.from_keras(keras_model, loss="mse")
+    x = np.ones((2, 4), np.float32)
+    batch = Batch(tf.constant(x), tf.constant(x[:, :3]), tf.ones(2))
+    objective = model.forward(
+        model.initial_weights, batch, False, tf.zeros([2], tf.int32)
+    ).objective
+    np.testing.assert_allclose(objective, np.mean((keras_model(x) - 1) ** 2), rtol=1e-6)
+
+
 def test_loss_weights_of_one_change_nothing(problem):
     for weights in (1, [1.0]):
         model = tff_models.as_model(compiled(problem, loss_weights=weights, weighted_metrics=[]))
