@@ -223,9 +223,18 @@ def _take_back_from_graphs(layers: Sequence[tf.keras.layers.Layer]) -> None:
     TFF's `build_weighted_fed_avg` makes the model in a graph. Keras then puts TF1's classes below
     the classes of all layers of these kinds. It takes them away when a layer is made eagerly.
     """
-    for kind in {type(layer) for layer in layers}:
-        if any(c.__module__.endswith("_v1") for c in kind.__mro__ if compat.is_of_keras(c)):
-            kind.__new__(kind)
+    changed: set[Any] = {type(layer) for layer in layers if _is_of_graphs(type(layer))}
+    if changed:
+        # The caller may be in a graph; a new thread is in none.
+        thread = threading.Thread(target=lambda: [kind.__new__(kind) for kind in changed])
+        thread.start()
+        thread.join()
+
+
+def _is_of_graphs(kind: type) -> bool:
+    """Returns whether TF1's classes are below a class of layers."""
+    of_keras = (c.__module__ for c in kind.__mro__ if compat.is_of_keras(c))
+    return any(name.endswith((".training_v1", ".base_layer_v1")) for name in of_keras)
 
 
 def _refuse_own_steps(keras_model: tf.keras.Model) -> None:
@@ -694,6 +703,7 @@ def _functional(
         if loss_scale:
             scaled = [_with_gradient_times(1 / loss_scale, w) for w in weights]
         with lock, contextlib.ExitStack() as stack:
+            _take_back_from_graphs([keras_model, *layers])
             for holders, weight in zip(trainable, scaled, strict=True) if swaps else ():
                 _swap(stack, holders, weight)
             for arguments, place, number in between if swaps else ():

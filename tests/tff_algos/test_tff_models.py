@@ -232,6 +232,13 @@ def test_a_model_made_before_one_in_a_graph_is_taken(is_functional):
         model.initial_weights, batch, False, tf.zeros([2], tf.int32)
     ).objective
     np.testing.assert_allclose(objective, np.mean((keras_model(x) - 1) ** 2), rtol=1e-6)
+    with shared.installed("tff"):
+        process = tff_algos.build("fedavg", model, client_learning_rate=0.1)
+        with tf.Graph().as_default():
+            dense()
+        client = tff_algos.batch_client(x, x[:, :3], batch_size=2)
+        output = process.next(process.initialize(), [client])
+    np.testing.assert_allclose(output.metrics["loss"], objective, rtol=1e-6)
 
 
 def test_loss_weights_of_one_change_nothing(problem):
