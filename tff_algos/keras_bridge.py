@@ -45,7 +45,7 @@ losses_utils = compat.keras_source("utils.losses_utils")
 LossFunctionWrapper = compat.keras_source("losses").LossFunctionWrapper
 
 # Containers are declared stateful because of what they may hold; what they hold is looked at.
-# Reading a variable changes nothing.
+# Reading a variable changes nothing, nor does `tf.debugging.check_numerics`.
 _HARMLESS_STATEFUL_OPS = frozenset(
     [
         "StatefulPartitionedCall",
@@ -53,6 +53,7 @@ _HARMLESS_STATEFUL_OPS = frozenset(
         "If",
         "Case",
         "Assert",
+        "CheckNumerics",
         "ReadVariableOp",
         "ResourceGather",
         "VarHandleOp",
@@ -1397,6 +1398,12 @@ def refuse_stateful_ops(graph: tf.Graph, names: Collection[str]) -> None:
             continue
         if not op_def_registry.get(node.op).is_stateful:
             continue
+        if node.op == "CheckNumericsV2":
+            raise ModelError(
+                "TFF's workers do not have the operations that tf.debugging.enable_check_numerics "
+                "adds to every graph: call tf.debugging.disable_check_numerics before. A round's "
+                "metric clients_dropped counts clients whose numbers are not finite."
+            )
         path = [part for part in node.name.split("/") if part in names]
         layer = path[-1] if path else node.name
         if "Assign" in node.op:

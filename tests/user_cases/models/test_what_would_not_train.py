@@ -621,3 +621,24 @@ def test_a_loss_may_hold_a_tensor(tmp_path, runtime, kind):
     numbers = np.asarray(CLASS_WEIGHTS[kind], np.float32)
     for found, expected in zip(ended(tf.constant(numbers)), ended(numbers), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_numbers_that_a_layer_checks_change_nothing():
+    losses = []
+    for check in (lambda x: tf.debugging.check_numerics(x, "x"), tf.identity):
+        tf.keras.utils.set_random_seed(1)
+        model = tff_algos.from_keras(sequence(L.Dense(3), L.Lambda(check)), loss=LOSS)
+        process = tff_algos.build("fedavg", model, client_learning_rate=0.1)
+        client = tff_algos.batch_client(X, np.arange(6) % 3, batch_size=3)
+        losses.append(process.next(process.initialize(), [client]).metrics["loss"])
+    assert losses[0] == losses[1]
+
+
+def test_checks_of_all_graphs_are_refused():
+    """TFF's worker ended a round with a long error: it has no such operation."""
+    tf.debugging.enable_check_numerics()
+    try:
+        with pytest.raises(ModelError, match=r"call tf\.debugging\.disable_check_numerics before"):
+            tff_algos.from_keras(sequence(L.Dense(3)), loss=LOSS)
+    finally:
+        tf.debugging.disable_check_numerics()
