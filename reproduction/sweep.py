@@ -402,7 +402,11 @@ class _Sweep:
         """
         waiting, going = [(run, 0) for run in missing], {}
         while waiting or going:
-            room = self._room()
+            nodes = [node for node in self._ray.nodes() if node["Alive"]]
+            if not nodes and not going:
+                # Ray drops a machine that does not answer in time, as under heavy load.
+                raise _NodeLost
+            room = self._room(nodes)
             if not room and not going:
                 raise ReproduceError(
                     f"No machine of the cluster has {self._resources.cpus:g} CPUs, "
@@ -430,18 +434,17 @@ class _Sweep:
                     self._check(run)
             self._shown.refresh()
 
-    def _room(self) -> int:
-        """Returns how many runs fit on the cluster's current machines."""
+    def _room(self, nodes: Sequence[Mapping[str, Any]]) -> int:
+        """Returns how many runs fit on the machines that Ray lists as `nodes`."""
         room = 0
-        for node in self._ray.nodes():
-            if node["Alive"]:
-                has = node["Resources"]
-                fits = [has.get("CPU", 0) / self._resources.cpus if self._resources.cpus else 1e6]
-                if self._resources.gpus:
-                    fits.append(has.get("GPU", 0) / self._resources.gpus)
-                if self._resources.memory:
-                    fits.append(has.get("memory", 0) / self._resources.memory)
-                room += int(min(fits) + 1e-9)
+        for node in nodes:
+            has = node["Resources"]
+            fits = [has.get("CPU", 0) / self._resources.cpus if self._resources.cpus else 1e6]
+            if self._resources.gpus:
+                fits.append(has.get("GPU", 0) / self._resources.gpus)
+            if self._resources.memory:
+                fits.append(has.get("memory", 0) / self._resources.memory)
+            room += int(min(fits) + 1e-9)
         return min(room, self._resources.jobs or room)
 
     def _start(self, run, left, room):

@@ -170,6 +170,24 @@ def test_a_sweep_gives_up_where_every_machine_is_lost(monkeypatch, tmp_path, fla
         sweep.execute(runs, sweep.Resources(retries=2))
 
 
+def test_a_machine_that_ray_gave_up_is_lost_and_not_too_small(monkeypatch, tmp_path, flagfile):
+    class Given(Connection):
+        alive = True
+
+        def nodes(self):
+            return [{**super().nodes()[0], "Alive": self.alive}]
+
+        def get(self, reference):
+            self.alive = False
+            return super().get(reference)
+
+    started = []
+    connect_to(monkeypatch, [Given(started), Connection(started)])
+    runs = sweep_driver.short_runs(flagfile, tmp_path, 5)
+    assert set(sweep.execute(runs, sweep.Resources())) == set(runs)
+    assert started == [run.folder.name for run in runs]
+
+
 def test_a_run_stopped_on_its_way_to_more_rounds_is_ended_where_it_is(
     monkeypatch, tmp_path, flagfile
 ):
