@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     )
     if summary:
         results.write_csv(folder / "summary.csv", summary)
-    league_page.write(folder, records, runs, summary, finals)
+    league_page.write(folder, counted, runs, summary, finals, unfinished)
     with tables.printed(options.json) as results_:
         results_.say(
             f"{len(records)} studies in {folder / 'studies.csv'}, {len(studies)} of them from runs "

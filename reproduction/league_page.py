@@ -181,19 +181,20 @@ def write(
     runs: Sequence[Mapping[str, Any]],
     methods: Sequence[Mapping[str, Any]],
     finals: Sequence[Mapping[str, Any]],
+    waiting: Mapping[str, Mapping[str, int]],
 ) -> None:
     """Writes the page and its figure.
 
     Args:
       folder: The league's folder.
-      records: From `league_studies.table`.
+      records: From `league_studies.table`, without methods of `waiting`.
       runs: From `league_studies.runs_of`.
-      methods: From `summary`, without methods of `unfinished`.
+      methods: From `summary`, without methods of `waiting`.
       finals: From `league_studies.finals_of`.
+      waiting: From `unfinished`; named as not ranked yet.
     """
     ranked = [record for record in methods if record["method"] not in outside(folder)]
-    narrow, waiting = chosen(folder), unfinished(records, own(folder))
-    records = [record for record in records if record["method"] not in waiting]
+    narrow = chosen(folder)
     if ranked:
         names = [record["method"] for record in ranked]
         _draw(folder / FIGURE, of_all(records, narrow), names)
