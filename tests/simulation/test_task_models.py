@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import simulation
 import tasks
+from tests.simulation.one_round import one_round
 
 
 def begin(folder, x, precision, first=tf.keras.layers.Flatten):
@@ -22,17 +22,7 @@ def begin(folder, x, precision, first=tf.keras.layers.Flatten):
     task = tasks.from_arrays(x, y, users, model=model, target_type="category", test=None)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="--precision")
-        simulation.run(
-            task=task,
-            algorithm="fedavg",
-            total_rounds=1,
-            clients_per_round=2,
-            client_batch_size=4,
-            client_learning_rate=1e-9,
-            precision=precision,
-            root_output_dir=folder,
-            progress=False,
-        )
+        one_round(task, folder, client_learning_rate=1e-9, precision=precision)
 
 
 def test_features_that_a_precision_rounds_coarsely_are_said(tmp_path):

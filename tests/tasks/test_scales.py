@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-import simulation
 from tasks import frames, scales
 from tasks.task import ArrayFederatedData, Examples, Task
+from tests.simulation.one_round import one_round
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 4)).astype(np.float32)
 LABELS = np.arange(8, dtype=np.int32) % 2
@@ -78,13 +78,4 @@ def test_a_run_warns(tmp_path):
         test_arrays=(PIXELS, LABELS),
     )
     with pytest.warns(RuntimeWarning, match="inputs of central_test are whole numbers up to"):
-        simulation.run(
-            task=own,
-            algorithm="fedavg",
-            total_rounds=1,
-            clients_per_round=2,
-            client_batch_size=4,
-            client_learning_rate=0.1,
-            root_output_dir=tmp_path,
-            progress=False,
-        )
+        one_round(own, tmp_path)

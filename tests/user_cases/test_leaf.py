@@ -13,6 +13,7 @@ import pytest
 
 import tasks
 from tasks.task import DataError
+from tests.simulation.one_round import one_round
 from tests.tasks import published_files
 from tff_suite.hparams import HparamError
 
@@ -352,21 +353,13 @@ def test_a_prepared_set_beside_other_files_is_not_read_in_silence(tmp_path, capf
 
 
 def test_a_run_tests_the_clients_that_do_not_train(tmp_path):
-    import simulation
-
     published_files.write_leaf(tmp_path / "data", "femnist", "k1_user")
-    result = simulation.run(
-        task="femnist",
+    result = one_round(
+        "femnist",
+        tmp_path / "runs",
         femnist_split="source",
-        algorithm="fedavg",
         data_dir=tmp_path / "data",
-        root_output_dir=tmp_path / "runs",
-        total_rounds=1,
-        clients_per_round=2,
-        client_batch_size=4,
-        client_learning_rate=0.1,
         runtime="vectorized",
-        progress=False,
     )
     with open(os.path.join(result.folder, "client_metrics.csv"), newline="") as file:
         tested = {row["client_id"]: int(row["test_examples"]) for row in csv.DictReader(file)}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import simulation
 from simulation.errors import RunError
 from tasks.task import ArrayFederatedData, Examples, Task
+from tests.simulation.one_round import one_round
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError
 
@@ -177,16 +177,7 @@ def test_a_run_looks_at_the_task_s_own_examples_before_its_first_round(name, tmp
     task, what = OWN[name]
     from_keras(task.keras_model_fn(0), loss=task.loss)  # Made-up examples do not show it.
     with pytest.raises(RunError, match=f"{what}.* mixes the examples of a batch"):
-        simulation.run(
-            task=task,
-            algorithm="fedavg",
-            total_rounds=1,
-            clients_per_round=2,
-            client_batch_size=4,
-            client_learning_rate=0.1,
-            root_output_dir=str(tmp_path),
-            progress=False,
-        )
+        one_round(task, tmp_path)
     assert not list(tmp_path.rglob("metrics.csv"))
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import func_graph, ops
 
-import simulation
 from simulation.device import layer_gradients
 from tasks.layers import normalization
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
+from tests.simulation.one_round import one_round
 
 
 def of_ours():
@@ -71,19 +71,7 @@ def test_a_run_leaves_no_graph(tmp_path):
         return tf.keras.Sequential([pictures, group, layers.Flatten(), layers.Dense(3)])
 
     def run(name):
-        simulation.run(
-            task="toy",
-            model=keras_model,
-            algorithm="fedavg",
-            total_rounds=1,
-            clients_per_round=2,
-            client_batch_size=3,
-            client_learning_rate=0.1,
-            root_output_dir=tmp_path,
-            experiment_name=name,
-            progress=False,
-            runtime="tff",
-        )
+        one_round("toy", tmp_path, model=keras_model, experiment_name=name, runtime="tff")
 
     # Keras keeps a graph of its own, which the first run may have made.
     run("first")

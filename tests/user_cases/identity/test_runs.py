@@ -15,7 +15,6 @@ import tensorflow as tf
 
 import reproduce
 import run_experiment
-import simulation
 import tasks
 import tff_algos
 from reproduction import changes, items, places, run_folders
@@ -23,6 +22,7 @@ from simulation import experiment_flags, identity
 from simulation.errors import ChangedError
 from tasks.task import ArrayFederatedData, Examples, Task
 from tests import copy_of_suite
+from tests.simulation.one_round import one_round
 
 pytestmark = pytest.mark.slow
 
@@ -485,11 +485,7 @@ def scaled(factor):
 
 
 def in_python(root, task, **changes):
-    settings = {"total_rounds": 1, "clients_per_round": 2, "client_batch_size": 4}
-    settings |= {"client_learning_rate": 0.5, "algorithm": "fedavg", "runtime": "tff"}
-    return simulation.run(
-        task=task, root_output_dir=root, progress=False, **{**settings, **changes}
-    )
+    return one_round(task, root, **({"client_learning_rate": 0.5, "runtime": "tff"} | changes))
 
 
 def test_a_scaled_loss_in_python(tmp_path):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import simulation
 import tff_algos
 from tasks.task import ArrayFederatedData, Task
+from tests.simulation.one_round import one_round
 
 L, K, M = tf.keras.layers, tf.keras.losses, tf.keras.metrics
 RNG = np.random.default_rng(0)
@@ -88,16 +88,7 @@ def test_build_and_a_run_warn(tmp_path):
     task = Task("own", data, None, None, lambda seed: dense(1), loss, {"a": "accuracy"}, "a")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        simulation.run(
-            task=task,
-            algorithm="fedavg",
-            total_rounds=1,
-            clients_per_round=2,
-            client_batch_size=4,
-            client_learning_rate=0.1,
-            root_output_dir=tmp_path,
-            progress=False,
-        )
+        one_round(task, tmp_path)
     told = [str(t.message) for t in told if "takes outputs" in str(t.message)]
     (text,) = told
     assert text.startswith("model of task own: Metric 'a' takes outputs above 0.5")

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-import simulation
 import tff_algos
 from simulation import runtimes
 from tasks.task import ArrayFederatedData, Examples, Task
+from tests.simulation.one_round import one_round
 from tests.tff_algos import shared
 from tff_algos.model import ModelError
 from tff_suite.hparams import HparamError
@@ -101,18 +101,8 @@ def run(model, folder, **changes):
         {"accuracy": "accuracy"},
         "accuracy",
     )
-    settings = {
-        "task": task,
-        "algorithm": "fedavg",
-        "total_rounds": 1,
-        "clients_per_round": 1,
-        "client_batch_size": 24,
-        "client_learning_rate": RATE,
-        "root_output_dir": folder,
-        "progress": False,
-        "runtime": "tff",
-    }
-    return simulation.run(**(settings | changes))
+    settings = {"clients_per_round": 1, "client_batch_size": 24, "client_learning_rate": RATE}
+    return one_round(task, folder, **({**settings, "runtime": "tff"} | changes))
 
 
 class _OfTheLast(tf.keras.Model):

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import simulation
 import tff_algos
 from simulation import runtimes
 from simulation.errors import RunError
 from tasks.models import losses
 from tasks.task import ArrayFederatedData, DataError, Examples, Task, TaskError
+from tests.simulation.one_round import one_round
 from tests.tff_algos import shared
 from tff_algos import tff_models
 from tff_algos.keras_bridge import from_keras
@@ -36,18 +36,8 @@ def task_of(keras_model, y, loss, metrics, test=None, **options):
 
 
 def run(task, folder, **changes):
-    settings = {
-        "task": task,
-        "algorithm": "fedavg",
-        "total_rounds": 1,
-        "clients_per_round": 2,
-        "client_batch_size": 30,
-        "client_learning_rate": RATE,
-        "root_output_dir": folder,
-        "progress": False,
-        "runtime": "tff",
-    }
-    return simulation.run(**(settings | changes))
+    settings = {"client_batch_size": 30, "client_learning_rate": RATE, "runtime": "tff"}
+    return one_round(task, folder, **(settings | changes))
 
 
 # The reduction of the loss.
