@@ -48,7 +48,14 @@ _BOXES = {
     "parts": ["tff_algos.parts"],
     "round": ["tff_algos"],
     # Both commands act on data sets; a table is one.
-    "datasets": ["tasks.datasets", "tasks.frames", "tasks.images", "tasks.plot", "tasks.prepare"],
+    "datasets": [
+        "tasks.datasets",
+        "tasks.frames",
+        "tasks.images",
+        "tasks.plot",
+        "tasks.prepare",
+        "tasks.tables",
+    ],
     "formats": ["tasks.formats"],
     "models": ["tasks.models", "tasks.layers"],
     "task": ["tasks"],

@@ -26,6 +26,8 @@ import numpy as np
 from tasks import frames, settings
 from tasks.models import models
 from tasks.registry import TaskSpec
+from tasks.tables.table import NAME
+from tasks.tables.target import TARGET_TYPES
 from tasks.task import DataError, Task
 from tff_suite import command_line, imports
 from tff_suite.hparams import By, Hparam, HparamError, Settings
@@ -126,7 +128,7 @@ SPEC = TaskSpec(
             "category learns by cross-entropy, number by squared error; auto is category for text "
             "and booleans.",
             "choice",
-            choices=("auto", *frames.TARGET_TYPES),
+            choices=("auto", *TARGET_TYPES),
         ),
         Hparam(
             "test_fraction",
@@ -360,7 +362,7 @@ def _read(
         below = functools.partial(os.path.join, os.path.dirname(path))
         own[image] = own[image].map(below, na_action="ignore")
     frame = frame.assign(**own)
-    frame.attrs[frames.NAME] = path
+    frame.attrs[NAME] = path
     return frame
 
 
