@@ -23,6 +23,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_algos import keras_bridge
+from tff_algos.keras_models import graphs
+from tff_algos.keras_models.made_up import made_up_inputs, made_up_targets, or_none
 from tff_algos.model import Forward, Model, ModelError
 from tff_suite import compat
 
@@ -254,7 +256,7 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
 
 def _made(traced, weights, x_spec, y_spec, loss, outputs, frozen):
     """Returns the `Model` of a loss and of its graph, from `_refuse_stateful_ops`."""
-    calls_python = keras_bridge._calls_python(traced.graph.as_graph_def())
+    calls_python = graphs.calls_python(traced.graph.as_graph_def())
     return Model(
         weights,
         x_spec,
@@ -378,7 +380,7 @@ def _refuse_stateful_ops(name, loss, weights, x_spec, y_spec):
         lambda weights, x, y: [loss(weights, x, y, training) for training in (True, False)],
         autograph=False,
     ).get_concrete_function(specs, x_spec, y_spec)
-    keras_bridge.refuse_stateful_ops(traced.graph, [])
+    graphs.refuse_stateful_ops(traced.graph, [])
     return traced
 
 
@@ -390,10 +392,10 @@ def _refuse_other_counts(name, output, weights, x_spec, y_spec):
         number = output(tuple(map(tf.constant, weights)), x, y, True).num_examples
         return () if number is None else number
 
-    inputs, targets = keras_bridge._made_up_inputs(x_spec), keras_bridge._made_up_targets(y_spec)
+    inputs, targets = made_up_inputs(x_spec), made_up_targets(y_spec)
     for (x, y), rows in itertools.product(itertools.product(inputs, targets), (6, 3)):
         batch = tf.cast(x[:rows], x_spec.dtype), tf.cast(y[:rows], y_spec.dtype)
-        found = keras_bridge._or_none(count, *batch)
+        found = or_none(count, *batch)
         if found is not None and np.any(np.not_equal(found, rows)):
             raise ModelError(
                 f"forward_pass of {name} returned num_examples={np.asarray(found)} for a batch of "

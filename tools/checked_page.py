@@ -22,6 +22,7 @@ _CASES = REPO / "tests" / "user_cases"
 _AREAS = {
     "Models, losses and metrics": (
         "tff_algos/keras_bridge.py",
+        "tff_algos/keras_models",
         "tff_algos/tff_models.py",
         "tff_algos/model.py",
         "simulation/task_models.py",

@@ -1,0 +1,1 @@
+"""The parts of `tff_algos.keras_bridge`."""
