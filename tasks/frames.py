@@ -4,6 +4,7 @@
 check as much as possible before a run. Features are scaled only if `standardize` says so.
 """
 
+import dataclasses
 import functools
 import math
 import numbers
@@ -279,7 +280,36 @@ class _Choices(NamedTuple):
     seed: int
 
 
-def _task(  # noqa: C901
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+    """Inputs and targets of the rows of a table.
+
+    Attributes:
+      x: Inputs, `[n, ...]`.
+      y: Targets, `[n, ...]`.
+      transform: Function of inputs that are used; `None` if they are used as they are.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    transform: Callable[[np.ndarray], np.ndarray] | None
+
+    def federated(self, parts: Mapping[str, np.ndarray]) -> ArrayFederatedData:
+        """Returns clients by their rows."""
+        return ArrayFederatedData(self.x, self.y, list(parts.values()), list(parts), self.transform)
+
+    def central(self, at: Any = slice(None)) -> Examples:
+        """Returns rows as one set, all by default."""
+        x = self.x[at]
+        return Examples(self.transform(x) if self.transform else x, self.y[at])
+
+    @functools.cached_property
+    def keys(self) -> np.ndarray:
+        """From `keys_of`."""
+        return keys_of(self.x, self.y)
+
+
+def _task(
     table: Table, test_table: Table | None, validation_table: Table | None, choices: _Choices
 ) -> Task:
     target, inputs, seed = choices.target, choices.inputs, count("seed", choices.seed, 0)
@@ -291,15 +321,7 @@ def _task(  # noqa: C901
     for what in ("test", "validation"):
         check_share(what, getattr(choices, what))
     y = target.take(table)
-    if table.user is None:
-        parts = choices.clients.draw(y, target.is_category, seed)
-    else:
-        if choices.clients.partition is not None or choices.clients.num_clients is not None:
-            raise TaskError(
-                "partition and num_clients are not used with user, whose values are the clients."
-            )
-        parts = table.by_user()
-        report_users(table, parts, y if target.is_category else None)
+    parts = _clients(table, y, choices, seed)
     held_out: dict[str, dict[str, np.ndarray]] = {}
     shares = {
         "test": None if test_table is not None else choices.test,
@@ -314,58 +336,63 @@ def _task(  # noqa: C901
     if isinstance(inputs, Features):
         report_leaks(table, inputs.columns, target, y)
     inputs.fit(table, rows)
-    x, transform = inputs.take(table), inputs.transform
-
-    def federated(parts: Mapping[str, np.ndarray]) -> ArrayFederatedData:
-        return ArrayFederatedData(x, y, list(parts.values()), list(parts), transform)
-
-    def of(other: Table, own: Mapping[str, np.ndarray]) -> ArrayFederatedData:
-        return ArrayFederatedData(*arrays(other), list(own.values()), list(own), transform)
-
-    @functools.cache
-    def arrays(other: Table) -> tuple[np.ndarray, np.ndarray]:
-        return inputs.take(other), target.take(other)
-
-    @functools.cache
-    def keys() -> np.ndarray:
-        return keys_of(x, y)
-
+    given = _Rows(inputs.take(table), y, inputs.transform)
     sets: dict[str, Any] = {"test": None, "validation": None, "central_test": None}
     for purpose, own in held_out.items():
-        if any(map(len, own.values())):
-            sets[purpose] = federated(own)
-            at = np.concatenate(list(own.values()))
-            report_copies(purpose, keys()[at], keys()[rows])
-        else:
+        if not any(map(len, own.values())):
             warn(f"{purpose}={shares[purpose]} holds out nothing: clients have too few rows.")
-    if sets["test"] is not None:
-        at = np.sort(np.concatenate(list(held_out["test"].values())))
-        sets["central_test"] = Examples(transform(x[at]) if transform else x[at], y[at])
-    for purpose, other in (("test", test_table), ("validation", validation_table)):
-        if other is None:
             continue
-        if other.user is not None:
-            own = other.by_user()
-            report_strangers(other, own, parts)
-            sets[purpose] = of(other, own)
-        elif purpose == "validation":
-            raise TaskError("validation must have the column of users, as the training table has.")
-        report_copies(purpose, keys_of(*arrays(other)), keys()[rows])
+        sets[purpose] = given.federated(own)
+        at = np.concatenate(list(own.values()))
+        report_copies(purpose, given.keys[at], given.keys[rows])
         if purpose == "test":
-            other_x, other_y = arrays(other)
-            sets["central_test"] = Examples(transform(other_x) if transform else other_x, other_y)
-    most_word = int(x.max()) if isinstance(inputs, Texts) else None
+            sets["central_test"] = given.central(np.sort(at))
+    for purpose, other in (("test", test_table), ("validation", validation_table)):
+        if other is not None:
+            others, sets[purpose] = _others(purpose, other, parts, choices)
+            report_copies(purpose, others.keys, given.keys[rows])
+            if purpose == "test":
+                sets["central_test"] = others.central()
     encoding = {"target": target.name, **inputs.encoding()}
     if target.classes is not None:
         encoding["classes"] = for_json(target.classes)
+    most_word = int(given.x.max()) if isinstance(inputs, Texts) else None
     return Task(
         name=choices.name,
-        train=federated(parts),
+        train=given.federated(parts),
         keras_model_fn=CheckedModel(choices.model, target, choices.loss is None, most_word),
         encoding=encoding,
         **_measured(choices),
         **sets,
     )
+
+
+def _clients(table: Table, y: np.ndarray, choices: _Choices, seed: int) -> dict[str, np.ndarray]:
+    """Returns client → rows: users, or clients that are drawn."""
+    is_category = choices.target.is_category
+    if table.user is None:
+        return choices.clients.draw(y, is_category, seed)
+    if choices.clients.partition is not None or choices.clients.num_clients is not None:
+        raise TaskError(
+            "partition and num_clients are not used with user, whose values are the clients."
+        )
+    parts = table.by_user()
+    report_users(table, parts, y if is_category else None)
+    return parts
+
+
+def _others(
+    purpose: str, table: Table, training: Mapping[str, np.ndarray], choices: _Choices
+) -> tuple[_Rows, ArrayFederatedData | None]:
+    """Returns the rows of a table beside the training table, and its clients if it has users."""
+    if table.user is None and purpose == "validation":
+        raise TaskError("validation must have the column of users, as the training table has.")
+    parts = None if table.user is None else table.by_user()
+    if parts is not None:
+        report_strangers(table, parts, training)
+    inputs = choices.inputs
+    rows = _Rows(inputs.take(table), choices.target.take(table), inputs.transform)
+    return rows, None if parts is None else rows.federated(parts)
 
 
 def _measured(choices: _Choices) -> dict[str, Any]:
