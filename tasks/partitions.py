@@ -63,7 +63,7 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
         if any(isinstance(user, bytes) for user in rows):
             # As text, b"ann" would be "b'ann'", another client than "ann".
             raise ValueError(
-                "users are bytes; make them text, by [user.decode() for user in users]."
+                "users are bytes; convert them to text: [user.decode() for user in users]."
             )
         found = {str(user): np.array(rows[user], np.int64) for user in _in_order(list(rows))}
     except TypeError as error:

@@ -351,7 +351,7 @@ def _checked_rows(
         if of_client.size and of_client.dtype.kind not in "iu":
             raise TaskError(
                 f"rows of client {name!r} must be whole numbers, found {of_client.dtype}; "
-                "numpy.flatnonzero makes them of a mask."
+                "of a mask, give numpy.flatnonzero(mask)."
             )
     rows = [of_client.astype(np.int64, copy=False) for of_client in rows]
     for start in range(0, len(rows), _TOGETHER):

@@ -42,8 +42,8 @@ def unfit_explained() -> Iterator[None]:
             raise ModelError(f"Examples of a client do not fit the model: {beyond[0]}.") from e
         if first:
             raise ModelError(
-                "A layer has data_format='channels_first', with which TensorFlow does not train "
-                f"on a CPU ({first[0]}): give the layer 'channels_last'."
+                "A layer has data_format='channels_first', which TensorFlow cannot train on a CPU "
+                f"({first[0]}): set it to 'channels_last'."
             ) from e
         raise
 

@@ -125,7 +125,7 @@ def _warn_of_optimizer(keras_model, has_optimizer):
     if lost or not (has_optimizer or kind in ("RMSprop", "SGD")):
         warnings.warn(
             f"Keras model {keras_model.name!r} is compiled with {kind}({', '.join(lost)}), which "
-            "plays no part: clients step as client_optimizer= and client_learning_rate= say.",
+            "is not used: client_optimizer= and client_learning_rate= define the clients' steps.",
             RuntimeWarning,
             stacklevel=6,
         )
@@ -207,8 +207,8 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
     for variable in variables:
         if id(variable) not in held:
             raise ModelError(
-                f"Variable {variable.name!r} of {type(model).__name__} is not held by an attribute "
-                "of it, so no other weight can take its place; hold it as `self.<name>`."
+                f"Variable {variable.name!r} of {type(model).__name__} is not stored in an "
+                "attribute, so another weight cannot replace it; store it as `self.<name>`."
             )
     initial = tuple(np.asarray(v.read_value()) for v in variables)
     others = [(v, v.numpy()) for value in vars(model).values() for v in _leaves(value)]
@@ -245,9 +245,10 @@ def from_variable(model: tff.learning.models.VariableModel) -> Model:
     for variable in variables:
         if id(variable.handle) in captured:
             raise ModelError(
-                f"forward_pass of {type(model).__name__} reads the weight {variable.name!r} around "
-                "the attribute that holds it, so it would not train. Read weights as attributes of "
-                "the model only, or wrap a Keras model with tff.learning.models.from_keras_model."
+                f"forward_pass of {type(model).__name__} reads the weight {variable.name!r} in "
+                "another way than by its attribute, so it would not train. Read weights as "
+                "attributes of the model only, or wrap a Keras model with "
+                "tff.learning.models.from_keras_model."
             )
     _refuse_other_counts(type(model).__name__, output, initial, x_spec, y_spec)
     frozen = tuple(np.asarray(v.read_value()) for v in model.non_trainable_variables)
@@ -400,7 +401,7 @@ def _refuse_other_counts(name, output, weights, x_spec, y_spec):
             raise ModelError(
                 f"forward_pass of {name} returned num_examples={np.asarray(found)} for a batch of "
                 f"{rows} rows, but methods weight a client by its rows: return the number of rows, "
-                "or None to have it so."
+                "or None."
             )
 
 

@@ -226,7 +226,7 @@ def _check_text(value: str, label: str) -> None:
     except UnicodeEncodeError as e:
         raise HparamError(f"{label} must be UTF-8, found {_short(ascii(value))}.") from e
     if "\0" in value:
-        raise HparamError(f"{label} must not hold a zero byte.")
+        raise HparamError(f"{label} must not contain a zero byte.")
 
 
 def resolve(owner: str, hparams: Sequence[Hparam], given: Settings) -> dict[str, Any]:

@@ -466,7 +466,7 @@ def _find_flagfile(path: str, within: Any) -> Any:
     Files that a file of the suite includes are looked for in the suite first.
     """
     if "\0" in path:
-        raise HparamError("--flagfile must not hold a zero byte.")
+        raise HparamError("--flagfile must not contain a zero byte.")
     path = os.path.expanduser(path)
     bases = [os.getcwd(), _SUITE]
     if within and within[-1].startswith(_SUITE + os.sep):

@@ -27,12 +27,12 @@ class Arrays:
         if not isinstance(first, str | numbers.Real | decimal.Decimal | None):
             raise TaskError(
                 f"{table.what}: x must be one array of numbers, found a {type(first).__name__} in "
-                "place of a number; of rows that are arrays, np.stack(rows) makes one."
+                "place of a number; combine rows that are arrays with np.stack(rows)."
             )
         if x.dtype.kind not in "biuf":
             raise TaskError(
                 f"{table.what}: x must be numbers, found {x.dtype}; if it holds numbers, "
-                "x.astype('float32') makes them so."
+                "convert them with x.astype('float32')."
             )
         if x.dtype.kind == "f" and not np.isfinite(x).all():
             finite = np.isfinite(x.reshape(len(x), -1)).all(1)

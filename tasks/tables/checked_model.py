@@ -54,8 +54,8 @@ class CheckedModel:
         kind = _last_activation(model)
         if self._classes is not None and kind in ("softmax", "sigmoid"):
             raise TaskError(
-                f"the model's last layer has a {kind}, but the loss that target {self._name!r} "
-                "decides takes logits: remove it, or give "
+                f"the model's last layer has a {kind}, but the default loss of target "
+                f"{self._name!r} takes logits: remove it, or give "
                 "loss='sparse_categorical_crossentropy'."
             )
         return model

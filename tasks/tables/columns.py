@@ -31,7 +31,7 @@ def categories(column: Any) -> list[Any]:
         return sorted(values)
     except TypeError as e:
         raise TaskError(
-            f"column {column.name!r} mixes values of several types; astype(str) makes them text."
+            f"column {column.name!r} mixes values of several types; convert them with astype(str)."
         ) from e
 
 

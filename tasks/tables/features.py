@@ -211,5 +211,5 @@ def _require_text(column: Any) -> None:
         beside = "every value reads" if other is None else f"most values read, unlike {other!r},"
         warn(
             f"feature {column.name!r} is text, though {beside} as a number, and is one-hot "
-            "encoded; pd.to_numeric makes it a number."
+            "encoded; if it is a number, convert it with pd.to_numeric."
         )

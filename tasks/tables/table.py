@@ -118,7 +118,7 @@ class Table:
         # HDF5 and NumPy keep text as bytes, which differ from the same text.
         if column.map(type).eq(bytes).any():
             raise TaskError(
-                f"{self.what}: column {name!r} has bytes; make them text, by "
+                f"{self.what}: column {name!r} has bytes; convert them to text: "
                 "[value.decode() for value in column]."
             )
 

@@ -42,7 +42,9 @@ class Target:
         if target_type == "number" and not is_number:
             # `pd.to_numeric` leaves booleans as they are.
             way = ".astype(int)" if types.is_bool_dtype(column) else "pd.to_numeric"
-            raise TaskError(f"target {name!r} is {column.dtype}, not a number; {way} makes it so.")
+            raise TaskError(
+                f"target {name!r} is {column.dtype}, not a number; convert it with {way}."
+            )
         number = column.nunique()
         if target_type != "category" and not has_loss and is_number and number == 1:
             warn(f"target {name!r} is {column.iloc[0]} in every row: nothing to learn.")
@@ -66,12 +68,12 @@ class Target:
             if target_type is None and most and other is not None:
                 warn(
                     f"target {name!r} has text such as {other!r} among numbers and is treated as "
-                    "classes; if it is a number, pd.to_numeric makes it so."
+                    "classes; if it is a number, convert it with pd.to_numeric."
                 )
             elif target_type is None and number > max(FEW, len(column) / 2):
                 warn(
                     f"target {name!r} has {number} different values in {len(column)} rows and is "
-                    "treated as classes; if they are numbers, pd.to_numeric makes them so."
+                    "treated as classes; if they are numbers, convert them with pd.to_numeric."
                 )
         # A loss of the caller's may take class numbers that are numbers already.
         self._whole = has_loss and target_type is None and types.is_integer_dtype(column)

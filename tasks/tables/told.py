@@ -50,7 +50,7 @@ def report_alike(kind: str, names: Iterable[Any]) -> None:
         # Two forms of one character look the same unless they are spelt out.
         alike = [" and ".join(map(ascii, same)) for same in written.values() if len(same) > 1]
         if alike:
-            warn(f"{kind} whose names {how} are different {kind}: {some(alike)}.")
+            warn(f"{kind} whose names {how} count as different {kind}: {some(alike)}.")
 
 
 def _folded(name: str) -> str:
@@ -62,6 +62,6 @@ def report_untrained(what: str, values: Sequence[Any], codes: np.ndarray) -> Non
     without = [repr(values[k]) for k in np.setdiff1d(np.arange(len(values)), codes)]
     if without:
         warn(
-            f"{what}: only rows held out have {some(without)}, so no client learns it; drop these "
+            f"{what}: only held-out rows have {some(without)}, so no client learns it; drop these "
             "rows, or draw others with seed."
         )

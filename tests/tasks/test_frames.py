@@ -619,7 +619,11 @@ def with_value(column, value, row=3):
         (None, {"validation": -0.1}, "validation=-0.1 must be a share"),
         (None, {"seed": -1}, "seed=-1 must be a whole number"),
         (None, {"target_type": "class"}, "target_type='class' must be category or number"),
-        (None, {"target_type": "number"}, "target 'kind' is .*, not a number; pd.to_numeric"),
+        (
+            None,
+            {"target_type": "number"},
+            "target 'kind' is .*, not a number; convert it with pd.to_numeric",
+        ),
         (None, {"model": dense(3)(0)}, "model must be a function .* found a Sequential"),
         (None, {"test_frame": [1]}, "test_frame must be a pandas DataFrame, found a list"),
         (None, {"test_frame": frame().drop(columns="a")}, "features: test_frame has no column 'a'"),
@@ -674,7 +678,7 @@ def with_value(column, value, row=3):
         (
             frame(old=np.arange(24) > 7),
             {"target": "old", "target_type": "number", "features": ["a"]},
-            r"target 'old' is bool, not a number; .astype\(int\) makes it so",
+            r"target 'old' is bool, not a number; convert it with .astype\(int\)",
         ),
         (frame(big=1e300), {"features": ["big"]}, "features hold numbers beyond float32"),
         (
@@ -713,9 +717,9 @@ def with_value(column, value, row=3):
         (
             frame(who=[b"u", b"v"] * 12),
             {},
-            r"column 'who' has bytes; make them text, by \[value.decode",
+            r"column 'who' has bytes; convert them to text: \[value.decode",
         ),
-        (frame(kind=[b"u", b"v"] * 12), {}, "column 'kind' has bytes; make them text"),
+        (frame(kind=[b"u", b"v"] * 12), {}, "column 'kind' has bytes; convert them to text"),
         (frame().rename(columns={"b": 0}), {"id": 0}, "id: row 0 of df and row 5 of df both"),
         (
             pd.concat({"x": frame()}, axis=1),
@@ -824,26 +828,26 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
         ),
         (
             frame(who=["Ann", "ann ", "bob", "cy"] * 6),
-            "differ only in capitals, blanks or the form of Unicode are different users: "
+            "differ only in capitals, blanks or the form of Unicode count as different users: "
             "'Ann' and 'ann '",
         ),
         (
             frame(who=["Ren\u00e9", "Rene\u0301", "bob", "cy"] * 6),
-            r"are different users: 'Rene\\u0301' and 'Ren\\xe9'",
+            r"count as different users: 'Rene\\u0301' and 'Ren\\xe9'",
         ),
         (
             frame(kind=["yes", "Yes ", "no", "no"] * 6),
-            "capitals, blanks or the form of Unicode are different classes: 'Yes ' and 'yes'",
+            "capitals, blanks or the form of Unicode count as different classes: 'Yes ' and 'yes'",
         ),
         (
             frame(kind=["1", "1.0", "2", "2.50"] * 6),
-            "names are the same number are different classes: '1' and '1.0'.",
+            "names are the same number count as different classes: '1' and '1.0'.",
         ),
-        (frame(who=["7", "007", "8", "80"] * 6), "are different users: '007' and '7'."),
+        (frame(who=["7", "007", "8", "80"] * 6), "count as different users: '007' and '7'."),
         (frame(b=["01", "1", "-"] * 8), "different categories of feature 'b': '01' and '1'."),
         (
             frame(b=["x  y", "x y"] * 12),
-            "are different categories of feature 'b': 'x  y' and 'x y'",
+            "count as different categories of feature 'b': 'x  y' and 'x y'",
         ),
         (frame(note=["x", "y"] * 12), "non-numeric columns are left out: note"),
         (frame(kind=[f"k{k}" for k in range(24)]), "'kind' has 24 different values in 24 rows"),
@@ -994,8 +998,8 @@ def test_what_only_rows_held_out_have_is_said():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tasks.from_frame(df, features=["a", "b"], **fields)
-    told = [str(w.message) for w in caught if "only rows held out" in str(w.message)]
-    says = "{}: only rows held out have {}, so no client learns it; drop these rows, or draw others"
+    told = [str(w.message) for w in caught if "only held-out rows" in str(w.message)]
+    says = "{}: only held-out rows have {}, so no client learns it; drop these rows, or draw others"
     assert len(told) == 2
     assert told[0].startswith(says.format("target 'kind'", "'ox'"))
     assert told[1].startswith(says.format("feature 'b'", "'y'"))

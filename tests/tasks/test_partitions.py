@@ -447,7 +447,7 @@ def test_labels_that_are_missing_or_no_labels_are_refused(assign):
 
 
 def test_users_that_are_bytes_are_refused():
-    with pytest.raises(ValueError, match=r"users are bytes; make them text, by \[user.decode"):
+    with pytest.raises(ValueError, match=r"users are bytes; convert them to text: \[user.decode"):
         partitions.by_user(np.array([b"ann", b"bob", b"ann"]))
 
 

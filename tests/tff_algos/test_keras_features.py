@@ -197,7 +197,7 @@ def test_a_softmax_of_16_bits_that_is_0_or_1_trains_as_in_keras(loss):
 def test_a_mask_that_does_not_fit_is_refused():
     layers = [L.InputLayer((5,), dtype=tf.int32), L.Embedding(6, 4, mask_zero=True), L.Dense(1)]
     spec = tf.TensorSpec([None, 5])
-    with pytest.raises(ModelError, match=r"have a mask .* targets of as many dimensions"):
+    with pytest.raises(ModelError, match=r"have a mask .* targets with as many dimensions"):
         from_keras(tf.keras.Sequential(layers), loss="mse", y_spec=spec)
 
 

@@ -43,7 +43,7 @@ CASES = {
         channels_first,
         RNG.normal(size=(6, 2, 6, 6)).astype(np.float32),
         Y,
-        r"A layer has data_format='channels_first', with which .* only supports (the )?NHWC",
+        r"A layer has data_format='channels_first', which .* only supports (the )?NHWC",
     ),
 }
 

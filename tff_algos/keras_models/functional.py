@@ -147,7 +147,7 @@ def _holders(keras_model, held, variable):
     if not found:
         raise ModelError(
             f"Variable {variable.name!r} of model {keras_model.name!r} is not an attribute of any "
-            "layer, so no other weight can take its place; hold it as `self.<name>` in its layer."
+            "layer, so another weight cannot replace it; store it as `self.<name>` in its layer."
         )
     return found
 

@@ -213,6 +213,6 @@ def refuse_read_weights(keras_model: tf.keras.Model, traced: Any, what: str) -> 
     for variable in keras_model.trainable_variables:
         if id(variable.handle) in captured:
             raise ModelError(
-                f"{what} reads the weight {variable.name!r} around its layer, so it would not "
-                "train. Read it only as an attribute of a layer, in that layer's `call`."
+                f"{what} reads the weight {variable.name!r} from outside its layer, so it would "
+                "not train. Read it only as an attribute of a layer, in that layer's `call`."
             )

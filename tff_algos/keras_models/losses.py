@@ -111,7 +111,7 @@ def _without_masked(values, outputs):
         if mask.shape.rank != values.shape.rank:
             raise ModelError(
                 f"the outputs have a mask {mask.shape}, but it gives values {values.shape}: give "
-                "it targets of as many dimensions as the outputs"
+                "it targets with as many dimensions as the outputs"
             )
         weights *= tf.cast(mask, values.dtype)
     return values, weights

@@ -257,7 +257,7 @@ def test_codes_of_classes_are_kept_as_written(here, capsys, test_path):
     task = tasks.load("table", target_type="category", test_path=test_path, **own)
     assert task.encoding["classes"] == ["01", "1", "2", "10"]
     told = capsys.readouterr().err.splitlines()
-    assert told[0].endswith("are the same number are different classes: '01' and '1'.")
+    assert told[0].endswith("are the same number count as different classes: '01' and '1'.")
     assert told[1].startswith("warning: 4 clients"), "each has one class only"
     task = tasks.load("table", **own)
     told = capsys.readouterr().err.splitlines()

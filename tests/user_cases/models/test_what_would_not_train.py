@@ -83,7 +83,10 @@ def regularised_by_another():
 @pytest.mark.parametrize(
     ("model", "refusal"),
     [
-        (lambda: sequence(Listed()), "^The model reads the weight 'listed.*' around its layer"),
+        (
+            lambda: sequence(Listed()),
+            "^The model reads the weight 'listed.*' from outside its layer",
+        ),
         (lambda: sequence(OfTrainable()), "^The model reads the weight"),
         (regularised_by_another, "^The model reads the weight"),
         (lambda: sequence(Traced()), r"^Layer 'traced.*' \(Traced\) has @tf.function on call"),
@@ -136,7 +139,7 @@ class AddsInInference(Listed):
 @pytest.mark.parametrize(
     ("layer", "refusal"),
     [
-        (InferenceByWeights, "^The model reads the weight 'inference_by_weights.*' around its"),
+        (InferenceByWeights, "^The model reads the weight 'inference_by_weights.*' from outside its"),
         (CountsInInference, "^Layer 'counts_in_inference.*' changes a variable while it runs"),
         (DrawsInInference, "^Layer 'draws_in_inference.*' uses the stateful operation"),
         (AddsInInference, "^Model '.*' adds losses while it is called"),
