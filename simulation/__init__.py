@@ -25,7 +25,7 @@ _LAZY = {
     "Result": "simulation.in_python",
     "Round": "simulation.rounds.callbacks",
     "StopAt": "simulation.rounds.callbacks",
-    "compare": "reproduction.comparison",
+    "compare": "reproduction.compare_methods",
     "run": "simulation.in_python",
 }
 

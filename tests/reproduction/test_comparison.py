@@ -18,7 +18,17 @@ import reproduce
 import simulation
 import tasks
 import tff_algos
-from reproduction import board, compare, comparison, items, latex, places, results, sweep
+from reproduction import (
+    board,
+    compare,
+    compare_methods,
+    comparison,
+    items,
+    latex,
+    places,
+    results,
+    sweep,
+)
 from simulation.errors import RunError
 from tests.simulation import toy_extension  # noqa: F401  (registers the task)
 from tests.tff_algos import toy
@@ -407,7 +417,7 @@ def test_a_row_that_begins_with_a_bracket_is_no_argument_of_the_line_before():
 
 @pytest.mark.parametrize("seeds", [(s for s in (4, 5)), {4, 5}, np.array([4, 5])])
 def test_seeds_may_be_anything_that_lists_them(seeds):
-    assert comparison._seeds(seeds) == [4, 5]
+    assert compare_methods._seeds(seeds) == [4, 5]
 
 
 @pytest.mark.parametrize("text", ["50 % & more_or_less #1 $", r"a\b{c}~^", "two\nlines"])
@@ -756,7 +766,7 @@ def test_runs_that_stopped_early_are_those_of_the_same_condition_only(tmp_path, 
 
 
 def test_rates_that_runs_tune_themselves_are_found_again(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(comparison.tuning, "_VALUES", [0.01, 0.1])
+    monkeypatch.setattr(compare_methods.tuning, "_VALUES", [0.01, 0.1])
     fixed = run(tmp_path, **ONE, validation_fraction=0.1)
     own = {**ONE, "client_learning_rate": "tune", "validation_fraction": 0.1}
     first = run(tmp_path, **own)

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import simulation
-from reproduction import comparison, items, results, study
+from reproduction import compare_methods, comparison, items, results, study
 from reproduction.items import Row, Setup
 from tff_suite.hparams import HparamError
 
@@ -283,5 +283,5 @@ def test_what_is_wrong_is_one_line(tmp_path, changes, says):
 
 @pytest.mark.parametrize("given", [2, 2.0, np.int64(2), [1, 2], np.arange(1, 3), (1, 2.0, 1)])
 def test_seeds_are_whole_numbers_of_any_type(given):
-    found = comparison._seeds(given)
+    found = compare_methods._seeds(given)
     assert found == [1, 2] and all(type(seed) is int for seed in found)

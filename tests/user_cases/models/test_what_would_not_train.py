@@ -139,7 +139,10 @@ class AddsInInference(Listed):
 @pytest.mark.parametrize(
     ("layer", "refusal"),
     [
-        (InferenceByWeights, "^The model reads the weight 'inference_by_weights.*' from outside its"),
+        (
+            InferenceByWeights,
+            "^The model reads the weight 'inference_by_weights.*' from outside its",
+        ),
         (CountsInInference, "^Layer 'counts_in_inference.*' changes a variable while it runs"),
         (DrawsInInference, "^Layer 'draws_in_inference.*' uses the stateful operation"),
         (AddsInInference, "^Model '.*' adds losses while it is called"),
