@@ -37,7 +37,7 @@ from simulation.records import outputs
 from tasks import fingerprint
 from tasks import task as task_lib
 from tasks.task import Task
-from tff_suite import code_digests, imports, specs
+from tff_suite import code_digests, code_places, code_texts, imports, specs
 from tff_suite.errors import FedError
 
 _MOST_TOLD = 4
@@ -282,7 +282,7 @@ def _digest_of_function(function: Any) -> str:
     describer = code_digests.Describer([_is_filled, model_identity.look_at_library_object])
     describer.look("function", function)
     found = describer.found
-    return code_digests.digest(json.dumps([found.code, found.values], sort_keys=True))
+    return code_texts.digest(json.dumps([found.code, found.values], sort_keys=True))
 
 
 def _is_filled(describer: code_digests.Describer, name: str, value: Any) -> bool:
@@ -351,7 +351,7 @@ def _module_of(function: str | Callable) -> str:
 
 
 def _is_suites(function: str | Callable) -> bool:
-    return code_digests.is_suites(*_place(_module_of(function)))
+    return code_places.is_suites(*_place(_module_of(function)))
 
 
 def _place(module):
@@ -374,7 +374,7 @@ def _edited() -> frozenset[str]:
 @functools.lru_cache(maxsize=1)
 def _edited_at(moment: Any) -> frozenset[str]:
     del moment
-    command = ["git", "-C", code_digests.SUITE, "status", "--porcelain", "-z", "--no-renames"]
+    command = ["git", "-C", code_places.SUITE, "status", "--porcelain", "-z", "--no-renames"]
     command += ["--untracked-files=all", "--", "tff_algos", "tasks", "tff_suite"]
     try:
         result = subprocess.run(command, capture_output=True, timeout=20, check=True)

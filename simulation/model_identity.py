@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_suite import code_digests
+from tff_suite import code_digests, code_texts
 
 # Keys of a Keras configuration that do not affect results: names, which are numbered per process,
 # and initializers, since the initial weights themselves are compared.
@@ -51,7 +51,7 @@ def look_at_library_object(describer: code_digests.Describer, name: str, value: 
         describer.tell(name, text)
     elif isinstance(value, keras.Model):
         inner = of_model(value, describer)
-        describer.tell(name, f"Keras model {code_digests.digest(json.dumps(inner))}")
+        describer.tell(name, f"Keras model {code_texts.digest(json.dumps(inner))}")
     elif isinstance(value, keras.layers.Layer):
         describer.tell(name, f"{type(value).__name__} object")
         _look_at_layer(describer, name, value)
@@ -90,7 +90,7 @@ def _look_at_tf_function(describer, name, value):
         describer.look(name, python)
         return
     graphs = sorted(_graph_digest(f.graph) for f in traced)
-    describer.tell(name, f"graphs {code_digests.digest(json.dumps(graphs))}")
+    describer.tell(name, f"graphs {code_texts.digest(json.dumps(graphs))}")
 
 
 def _look_at_config(describer, name, value):
@@ -177,7 +177,7 @@ def of_model(keras_model: Any, describer: code_digests.Describer) -> dict[str, s
     models = [keras_model, *layers]
     wiring = [_wiring(m, index) for m in models if getattr(m, "_nodes_by_depth", None)]
     told = {"layers": ", ".join(kinds), **inner.found.values}
-    return told | ({"wiring": code_digests.digest(json.dumps(wiring))} if wiring else {})
+    return told | ({"wiring": code_texts.digest(json.dumps(wiring))} if wiring else {})
 
 
 def _layer_names(kinds: Any) -> list[str]:
@@ -255,7 +255,7 @@ def _graph_digest(graph: Any) -> str:
             if value.HasField("func"):
                 told[key] = of_function(value.func.name)
             else:
-                told[key] = code_digests.digest(value.SerializeToString(deterministic=True))
+                told[key] = code_texts.digest(value.SerializeToString(deterministic=True))
         return told
 
     def of_nodes(nodes, inputs):
@@ -273,9 +273,9 @@ def _graph_digest(graph: Any) -> str:
             return name
         found = functions[name]
         arguments = [a.name for a in found.signature.input_arg]
-        return code_digests.digest(json.dumps(of_nodes(found.node_def, arguments)))
+        return code_texts.digest(json.dumps(of_nodes(found.node_def, arguments)))
 
-    return code_digests.digest(json.dumps(of_nodes(definition.node, [])))
+    return code_texts.digest(json.dumps(of_nodes(definition.node, [])))
 
 
 def describe_weights(arrays: Sequence[np.ndarray]) -> str:

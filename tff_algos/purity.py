@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_suite import code_digests, graph_defs
+from tff_suite import code_places, graph_defs
 from tff_suite.errors import FedError
 
 _OF_DRAWS = ("Random", "Multinomial", "TruncatedNormal", "Rng", "StatefulUniform")
@@ -109,7 +109,7 @@ def explained(function: Callable) -> Iterator[None]:
     except Exception as e:  # It is the user's, and may raise anything.
         named = inspect.unwrap(getattr(function, "python_function", function))
         code = getattr(named, "__code__", None)
-        if code is None or code_digests.is_suites(named.__module__, code.co_filename):
+        if code is None or code_places.is_suites(named.__module__, code.co_filename):
             raise
         told = " ".join(f"{type(e).__name__}: {e}".split())[:300]
         lines = [

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tff_algos.keras_models.functional import DRAW, as_function
 from tff_algos.model import ModelError
-from tff_suite import code_digests, compat, graph_defs
+from tff_suite import code_places, compat, graph_defs
 from tff_suite.compat import op_def_registry  # The only list of stateful ops.
 
 losses_utils = compat.keras_source("utils.losses_utils")
@@ -165,7 +165,7 @@ def _is_of_others(kind):
     if compat.is_of_keras(kind):
         return not issubclass(kind, tf.keras.layers.Lambda)
     path = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return code_digests.is_suites(kind.__module__, path)
+    return code_places.is_suites(kind.__module__, path)
 
 
 def _refuse_draws_in_loops(graph_def, names):

@@ -676,7 +676,7 @@ def test_a_table_of_several_versions_says_so(of_the_suite, tmp_path):
 def test_what_git_knows_as_changed(monkeypatch):
     identity._edited_at.cache_clear()
     assert all(not path.startswith("tests/") for path in identity._edited())
-    monkeypatch.setattr(identity.code_digests, "SUITE", str(pathlib.Path("/")))
+    monkeypatch.setattr(identity.code_places, "SUITE", str(pathlib.Path("/")))
     identity._edited_at.cache_clear()
     assert identity._edited() == frozenset(), "outside git"
     identity._edited_at.cache_clear()
