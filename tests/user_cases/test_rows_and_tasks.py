@@ -59,7 +59,7 @@ def task(**changes):
         (X, Y[:4], ROWS, "x has 6 rows but y has 4"),
         (X.tolist(), Y[:4].tolist(), ROWS, "x has 6 rows but y has 4"),
         (tf.constant(X), tf.constant(Y[:4]), ROWS, "x has 6 rows but y has 4"),
-        (X, Y, [[True, False]], "found bool; numpy.flatnonzero"),
+        (X, Y, [[True, False]], "found bool; of a mask, give numpy.flatnonzero"),
         (X, Y, [[0.0, 1.0]], "whole numbers, found float64"),
         (X, Y, [["0"]], "whole numbers, found <U1"),
         (X, Y, [[[0, 1], [2, 3]]], r"a flat list, found shape \[2, 2\]"),
