@@ -41,9 +41,13 @@ _WHAT = "have inputs or targets that are NaN or infinite"
 
 def clients(ids: Sequence[str]) -> str:
     """Returns the number of clients and the names of the first of them."""
-    shown = ", ".join(map(str, ids[:_SHOWN]))
-    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return f"{len(ids)} client{'s' * (len(ids) > 1)} ({shown}{more})"
+    return f"{len(ids)} client{'s' * (len(ids) > 1)} ({some(list(map(str, ids)))})"
+
+
+def some(texts: Sequence[str]) -> str:
+    """Returns the first few texts, and the number of the others."""
+    shown = ", ".join(texts[:_SHOWN])
+    return f"{shown} and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else shown
 
 
 def _of_clients(data: FederatedData, which: str) -> str | None:

@@ -294,10 +294,6 @@ class Evaluations:
         return staged.label_noise(findings, given, true)
 
 
-# Clients that are named in a line.
-_SHOWN = 5
-
-
 def _matched(test: FederatedData, train: FederatedData) -> tuple[np.ndarray, list[str]]:
     """Matches clients by their ids.
 
@@ -313,13 +309,12 @@ def _matched(test: FederatedData, train: FederatedData) -> tuple[np.ndarray, lis
 
 def _note(test: FederatedData, only_test: Sequence[str]) -> str:
     number = int(np.count_nonzero(np.asarray(test.sizes)))
-    named = ", ".join(map(repr, only_test[:_SHOWN]))
-    more = f" and {len(only_test) - _SHOWN} more" if len(only_test) > _SHOWN else ""
+    named = missing.some(list(map(repr, only_test)))
     cure = ""
     if len(only_test) == number:
         cure = " If they are the training clients, give them the same client_ids."
     return (
-        f"{len(only_test)} of {number} test clients do not train ({named}{more}), so the columns "
+        f"{len(only_test)} of {number} test clients do not train ({named}), so the columns "
         f"fairness/..._t, which weight clients by training examples, are left out.{cure}"
     )
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tasks.missing import some
 from tasks.tables.table import Table
-from tasks.tables.told import some, warn
+from tasks.tables.told import warn
 from tasks.task import TaskError, mixes_booleans
 
 # Whole numbers with at most this many values may have been meant as classes.

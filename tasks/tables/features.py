@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tasks.missing import some
 from tasks.tables.columns import (
     FEW,
     categories,
@@ -18,7 +19,7 @@ from tasks.tables.columns import (
     report_rounding,
 )
 from tasks.tables.table import Table
-from tasks.tables.told import report_alike, report_untrained, some, warn
+from tasks.tables.told import report_alike, report_untrained, warn
 from tasks.task import TaskError
 
 # A feature column of text with more values than this is not one-hot encoded.

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tasks.missing import some
 from tasks.tables.table import Table
-from tasks.tables.told import some, warn
+from tasks.tables.told import warn
 from tasks.task import TaskError
 from tff_suite import memory
 

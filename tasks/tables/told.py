@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tasks import partitions
+from tasks.missing import some
 
 # The folder of the package, as in the names of its files.
 _TASKS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -28,12 +29,6 @@ def _levels() -> int:
     while frame is not None and frame.f_code.co_filename.startswith(_TASKS):
         frame, level = frame.f_back, level + 1
     return level
-
-
-def some(texts: Sequence[str]) -> str:
-    """Returns the first few texts, and the number of the others."""
-    shown = ", ".join(texts[:5])
-    return f"{shown} and {len(texts) - 5} more" if len(texts) > 5 else shown
 
 
 def report_alike(kind: str, names: Iterable[Any]) -> None:
