@@ -330,8 +330,7 @@ def _draw(setup, options) -> None:
     if options.data_dir is None and any("{data_dir}" in part for part in setup.draws):
         raise UsageError(f"{setup.item} {setup.name} reads data: set --data_dir.")
     command = [sys.executable, *(part.format(**known) for part in setup.draws)]
-    prepare = supervisor.die_with_parent()
-    if subprocess.run(command, cwd=items.REPO, preexec_fn=prepare).returncode:
+    if subprocess.run(supervisor.dying_with_parent(command), cwd=items.REPO).returncode:
         raise ReproduceError(f"{setup.item} {setup.name} could not be drawn; see above.")
     print(f"Drawn: {known['output']} and .pdf")
     if options.record:

@@ -144,13 +144,12 @@ def _in_a_process(jobs):
         asked.write_text(json.dumps(jobs))
         command = [sys.executable, "-m", "reproduction.changes", str(asked), str(answered)]
         ended = subprocess.run(
-            command,
+            supervisor.dying_with_parent(command),
             cwd=REPO,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=supervisor.die_with_parent(),
         )
         if not answered.exists():
             lines = ended.stderr.strip().splitlines()

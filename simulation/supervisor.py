@@ -8,6 +8,7 @@ parent ends, the kernel closes the pipe, and the supervisor acts.
   between the worker and a socket that only this user can use, and kills the worker at the end. If
   the supervisor dies, the kernel kills the worker.
 `sweep`: kills every process whose environment contains a mark, and removes a folder.
+`child`: becomes another command, which the kernel kills when the thread that started it ends.
 
 It must start quickly and without this project on its path, so it imports only the standard library.
 """
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -68,20 +69,15 @@ def has_own_network(supervisor: subprocess.Popen) -> bool:
     return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
 
 
-def die_with_parent() -> Callable[[], None]:
-    """Returns a `preexec_fn` for `subprocess` that has the child killed when this thread ends.
+def dying_with_parent(command: Sequence[str]) -> list[str]:
+    """Returns a command that does the same, and that the kernel kills when its parent ends.
 
-    Processes that the child starts are not killed.
+    This process must start it. What counts is the end of the thread that does. Processes that the
+    command starts are not killed.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def prepare():
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare
+    # `preexec_fn` forks instead, and where a process has gRPC's threads its child may crash.
+    child = [sys.executable, "-I", "-S", os.path.abspath(__file__), "child", str(os.getpid())]
+    return [*child, *command]
 
 
 def _parent_is_there(parent: int) -> bool:
@@ -103,9 +99,7 @@ def _worker(parent: int, listener: str, binary: str, *arguments: str) -> None:
     reservation.bind(("", 0))
     port = reservation.getsockname()[1]
     worker = subprocess.Popen(
-        [binary, f"--port={port}", *arguments],
-        stdin=subprocess.DEVNULL,
-        preexec_fn=die_with_parent(),
+        dying_with_parent([binary, f"--port={port}", *arguments]), stdin=subprocess.DEVNULL
     )
     try:
         accepting = socket.socket(fileno=int(listener))
@@ -115,6 +109,14 @@ def _worker(parent: int, listener: str, binary: str, *arguments: str) -> None:
     finally:
         worker.kill()
         worker.wait()
+
+
+def _child(parent: int, starter: str, *command: str) -> None:
+    """Becomes a command that ends with its parent, unless `starter` has ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent == os.getppid() == int(starter):
+        os.execvp(command[0], command)
+    os._exit(1)
 
 
 def _can_be_isolated() -> bool:
@@ -228,7 +230,11 @@ if __name__ == "__main__":
             print(__doc__, flush=True)
         os._exit(0)
     _parent = os.getppid()
-    _commands: dict[str, Callable[..., None]] = {"worker": _worker, "sweep": _sweep}
+    _commands: dict[str, Callable[..., None]] = {
+        "worker": _worker,
+        "sweep": _sweep,
+        "child": _child,
+    }
     _commands[sys.argv[1]](_parent, *sys.argv[2:])
     # Threads that relay still wait for bytes.
     sys.stdout.flush()

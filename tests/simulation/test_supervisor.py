@@ -230,7 +230,7 @@ def test_a_child_that_is_to_die_with_its_parent_does():
     script = (
         f"import sys\nsys.path[:0] = {sys.path!r}\n"
         "import subprocess, time\nfrom simulation import supervisor\n"
-        "child = subprocess.Popen(['sleep', '600'], preexec_fn=supervisor.die_with_parent())\n"
+        "child = subprocess.Popen(supervisor.dying_with_parent(['sleep', '600']))\n"
         "print(child.pid, flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
