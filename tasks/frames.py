@@ -18,7 +18,14 @@ from tasks.tables.arguments import check_share, count
 from tasks.tables.arrays import Arrays, of_arrays, refuse_other_columns
 from tasks.tables.checked_model import CheckedModel
 from tasks.tables.columns import for_json
-from tasks.tables.doubts import keys_of, report_copies, report_leaks, report_strangers, report_users
+from tasks.tables.doubts import (
+    keys_of,
+    report_copies,
+    report_leaks,
+    report_standardized_apart,
+    report_strangers,
+    report_users,
+)
 from tasks.tables.features import Features, feature_columns
 from tasks.tables.images import Images
 from tasks.tables.table import Table, check_ids
@@ -351,6 +358,7 @@ def _task(
         if other is not None:
             others, sets[purpose] = _others(purpose, other, parts, choices)
             report_copies(purpose, others.keys, given.keys[rows])
+            report_standardized_apart(purpose, others.x, given.x, rows)
             if purpose == "test":
                 sets["central_test"] = others.central()
     encoding = {"target": target.name, **inputs.encoding()}

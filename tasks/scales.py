@@ -1,20 +1,26 @@
-"""Whether inputs of tests are scaled as those of training are, for pixels in floats."""
+"""Whether inputs of tests are scaled as those of training are: pixels and standardised features."""
 
 from typing import Any
 
 import numpy as np
 
-from tasks import task as task_lib
 from tasks.task import FederatedData, Task
 
-# So many examples of each part are looked at.
+# At most so many clients and examples of each part are looked at.
+_CLIENTS = 20
 _ROWS = 100
 # Pixels that are scaled, or standardised, lie within this.
 _MOST_SCALED = 10
+# Features are taken for raw if half of their absolute values are above this.
+_LEAST_RAW = 10
+# Standardised features have means of 0 and deviations of 1, and those of some clients about that.
+_STANDARDIZED_MEAN = 1
+_STANDARDIZED_DEVIATIONS = 0.3, 3
+_FEWEST_ROWS = 8
 
 
 def in_tests(task: Task) -> list[str]:
-    """Returns lines that name parts with pixels up to 255 beside scaled ones, or the reverse."""
+    """Returns a line for each part that is scaled while training is not, or the reverse."""
     lines = []
     train = _of_clients(task.train)
     for part in ("test", "validation"):
@@ -27,32 +33,69 @@ def in_tests(task: Task) -> list[str]:
 
 
 def _of_clients(data: FederatedData) -> np.ndarray | None:
-    if not np.any(data.sizes):
+    filled = np.flatnonzero(data.sizes)
+    if not filled.size:
         return None
-    return _first(data.examples(task_lib.first_with_examples(data)).x)
+    at = np.linspace(0, len(filled) - 1, min(_CLIENTS, len(filled))).astype(int)
+    found = [_first(data.examples(int(k)).x, _ROWS // len(at)) for k in filled[at]]
+    first = found[0]
+    if first is None:
+        return None
+    return np.concatenate([x for x in found if x is not None and x.shape[1:] == first.shape[1:]])
 
 
-def _first(values: Any) -> np.ndarray | None:
+def _first(values: Any, number: int = _ROWS) -> np.ndarray | None:
     """Returns the first inputs if they are numbers."""
-    found = np.asarray(values[:_ROWS])
+    found = np.asarray(values[:number])
     return found if found.size and found.dtype.kind in "iuf" else None
 
 
 def _difference(part: str, own: np.ndarray | None, train: np.ndarray | None) -> str:
     if own is None or train is None:
         return ""
-    for raw, of, scaled, other in ((own, part, train, "train"), (train, "train", own, part)):
+    pairs = (own, part, train, "train"), (train, "train", own, part)
+    for raw, of, scaled, other in pairs:
         if _are_pixels(raw) and _are_scaled(scaled):
             return (
-                f"inputs of {of} are whole numbers up to {raw.max():g}, and those of {other} are "
+                f"inputs of {of} are pixels up to {raw.max():g}, and those of {other} are "
                 f"fractions up to {scaled.max():.3g}; scale both alike"
+            )
+    if own.shape[1:] != train.shape[1:] or min(len(own), len(train)) < _FEWEST_ROWS:
+        return ""
+    for raw, of, scaled, other in pairs:
+        raw, scaled = _by_feature(raw), _by_feature(scaled)
+        differs = _are_raw(raw) & _are_standardized(scaled)
+        if differs.any():
+            k = int(np.argmax(differs))
+            return (
+                f"{f'input {k}' if len(differs) > 1 else 'the input'} has a median of "
+                f"{np.median(raw[:, k]):.3g} in {of}, and in {other} it looks standardized, with a "
+                f"deviation of {scaled[:, k].std():.2g}; scale both alike"
             )
     return ""
 
 
 def _are_pixels(x: np.ndarray) -> bool:
-    return bool(x.min() >= 0 and 100 < x.max() <= 255 and np.all(x == np.floor(x)))
+    """Returns whether numbers are pixels up to 255; those of resized images may be fractions."""
+    are_whole = np.all(x == np.floor(x)) or (x.ndim > 2 and np.mean(x) > _MOST_SCALED)
+    return bool(x.min() >= 0 and 100 < x.max() <= 255 and are_whole)
 
 
 def _are_scaled(x: np.ndarray) -> bool:
     return bool(np.abs(x).max() <= _MOST_SCALED and np.any(x != np.floor(x)))
+
+
+def _by_feature(x: np.ndarray) -> np.ndarray:
+    """Returns a column for each feature; images and sequences are one feature."""
+    return x.reshape(-1, x.shape[1] if x.ndim == 2 else 1).astype(np.float64)
+
+
+def _are_raw(x: np.ndarray) -> np.ndarray:
+    return np.median(np.abs(x), axis=0) > _LEAST_RAW
+
+
+def _are_standardized(x: np.ndarray) -> np.ndarray:
+    least, most = _STANDARDIZED_DEVIATIONS
+    deviations = x.std(0)
+    near_1 = (least <= deviations) & (deviations <= most)
+    return near_1 & (x.min(0) < 0) & (np.abs(x.mean(0)) <= _STANDARDIZED_MEAN)

@@ -12,6 +12,8 @@ from tasks.tables.told import report_alike, warn
 
 # Copies of training rows are reported if more than this share of the rows held out are such.
 _MOST_COPIES = 0.01
+# How far float32 may take a mean from 0 and a variance from 1.
+_ROUNDED = 1e-5
 # Rows that are looked at together.
 _TOGETHER = 4096
 
@@ -114,3 +116,37 @@ def report_copies(purpose: str, held: np.ndarray, training: np.ndarray) -> None:
             f"{copies} of {len(held)} {purpose} rows have the inputs and target of a training row; "
             "if they are copies, remove them: they make results look better than they are."
         )
+
+
+def report_standardized_apart(
+    purpose: str, held: np.ndarray, x: np.ndarray, rows: np.ndarray
+) -> None:
+    """Warns of rows that are standardised by their own statistics, as training rows are by theirs.
+
+    Args:
+      purpose: What the rows are held out for.
+      held: Their inputs, `[m, ...]`.
+      x: Inputs of the training table, `[n, ...]`.
+      rows: Its training rows.
+    """
+    if held.ndim != 2 or min(len(held), len(rows)) < FEW:
+        return
+    scaled = _are_standardized(x, rows)
+    if scaled.any() and _are_standardized(held, np.arange(len(held)))[scaled].all():
+        warn(
+            f"{purpose} rows have a mean of 0 and a deviation of 1 by themselves, as training rows "
+            "do; standardize them by the mean and deviation of the training rows."
+        )
+
+
+def _are_standardized(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns for each column whether its mean is 0 and its variance 1, of a sample or in all."""
+    total, squares = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    for start in range(0, len(rows), _TOGETHER):
+        part = x[rows[start : start + _TOGETHER]].astype(np.float64)
+        total += part.sum(0)
+        squares += (part**2).sum(0)
+    mean = total / len(rows)
+    variance = squares / len(rows) - mean**2
+    alike = [np.abs(variance - wanted) < _ROUNDED for wanted in (1, 1 - 1 / len(rows))]
+    return (np.abs(mean) < _ROUNDED) & np.any(alike, axis=0)

@@ -1106,6 +1106,39 @@ def test_test_columns_in_another_order_are_refused():
         tasks.from_arrays(df[["a", "b"]], df.kind, test_arrays=(other, df.kind), **fields)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_test_rows_standardised_by_themselves_are_said(dtype, ddof):
+    """As by `StandardScaler().fit_transform(x_test)`."""
+    rng = np.random.default_rng(0)
+    x, other = rng.normal(50, 9, (5000, 2)), rng.normal(53, 9, (60, 2))
+    mean, deviation = x.mean(0), x.std(0, ddof=ddof)
+    constant = np.ones((5000, 1))
+
+    def warned(test_x, rows=slice(None), training=x):
+        # A column that is not standardised, as of a category, says nothing.
+        scaled = [(training - mean) / deviation, constant[: len(training)]]
+        others = np.concatenate([test_x, constant[: len(test_x)]], 1)[rows].astype(dtype)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            tasks.from_arrays(
+                np.concatenate(scaled, 1).astype(dtype),
+                np.arange(len(training)) / 7,
+                np.arange(len(training)) % 4,
+                model=dense(1, 3),
+                test_arrays=(others, np.arange(len(others)) / 9),
+            )
+        return [str(w.message) for w in found]
+
+    by_itself = (other - other.mean(0)) / other.std(0, ddof=ddof)
+    (line,) = warned(by_itself)
+    assert line.startswith("test rows have a mean of 0 and a deviation of 1 by themselves")
+    assert not warned((other - mean) / deviation)
+    assert not warned(by_itself, slice(10, 60))
+    assert not warned(by_itself[:19])
+    assert not warned(by_itself, training=x[:4000])
+
+
 def test_copies_of_training_rows_are_counted_wherever_they_are_held_out():
     df = frame()
     near = df.assign(a=df.a + 0.5)

@@ -1,5 +1,7 @@
 """Tests that are scaled in another way than training examples are named."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -32,13 +34,13 @@ def task(train, **parts):
 def test_pixels_beside_scaled_ones(scaled):
     made = task(scaled, test=data(PIXELS), central_test=Examples(PIXELS.astype(np.int64), LABELS))
     lines = scales.in_tests(made)
-    assert [line.split(" are whole")[0] for line in lines] == [
+    assert [line.split(" are pixels")[0] for line in lines] == [
         "inputs of test",
         "inputs of central_test",
     ]
     assert all(line.endswith("; scale both alike") for line in lines)
     (line,) = scales.in_tests(task(PIXELS, validation=data(scaled)))
-    assert line.startswith("inputs of train are whole numbers up to 2")
+    assert line.startswith("inputs of train are pixels up to 2")
     assert "those of validation are fractions up to" in line
 
 
@@ -61,6 +63,64 @@ def test_other_inputs(train, test):
     assert scales.in_tests(task(train, test=none)) == []
 
 
+def test_pixels_of_resized_images_are_fractions():
+    images = np.random.default_rng(1).uniform(0, 254.5, (8, 6, 6, 3)).astype(np.float32)
+    (line,) = scales.in_tests(task(images / 255, test=data(images)))
+    assert line.startswith("inputs of test are pixels up to 25")
+    # As numbers of a table they may be anything.
+    flat = images.reshape(8, -1)
+    assert scales.in_tests(task(flat / 255, test=data(flat))) == []
+
+
+RAW = np.stack([np.linspace(18, 90, 8), np.linspace(2e4, 9e4, 8), np.arange(8) % 2], 1)
+ZERO_MEAN = (RAW - RAW.mean(0)) / RAW.std(0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_raw_features_beside_standardized_ones(dtype):
+    raw, scaled = RAW.astype(dtype), ZERO_MEAN.astype(dtype)
+    (line,) = scales.in_tests(task(scaled, test=data(raw)))
+    says = "input 0 has a median of 54 in test, and in train it looks standardized, with a "
+    assert line == f"{says}deviation of 1; scale both alike"
+    (line,) = scales.in_tests(task(raw, central_test=Examples(scaled, LABELS)))
+    assert "54 in train, and in central_test it looks standardized" in line
+    (line,) = scales.in_tests(task(scaled[:, 1:], test=data(raw[:, 1:])))
+    assert line.startswith("input 0 has a median of 5.5e+04 in test")
+    signals = scaled[:, :1, None] + np.linspace(-0.1, 0.1, 5)[:, None]
+    (line,) = scales.in_tests(task(signals, test=data(100 * signals)))
+    assert line.startswith("the input has a median of")
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        (RAW, RAW + 5),
+        (ZERO_MEAN, ZERO_MEAN + 3),
+        # Heavy tails, counts and fractions are not scaled, whatever their size is elsewhere.
+        (np.where(np.arange(8) == 7, 1e6, ZERO_MEAN[:, 0])[:, None], ZERO_MEAN[:, :1]),
+        (RAW[:, :1], RAW[:, :1] / 90),
+    ],
+)
+def test_features_that_may_be_alike(train, test):
+    assert scales.in_tests(task(train, test=data(test))) == []
+
+
+def test_few_rows_tell_nothing():
+    assert scales.in_tests(task(ZERO_MEAN, central_test=Examples(RAW[:7], LABELS[:7]))) == []
+
+
+def test_many_clients_are_looked_at():
+    """The first client alone may be unlike the others."""
+
+    def each(x):
+        return ArrayFederatedData(x, LABELS, [[k] for k in range(8)])
+
+    shifted = np.sort(ZERO_MEAN, 0)
+    made = dataclasses.replace(task(shifted), train=each(shifted), test=each(RAW))
+    (line,) = scales.in_tests(made)
+    assert line.startswith("input 0 has a median of 54")
+
+
 @pytest.mark.slow
 def test_a_run_warns(tmp_path):
     import tensorflow as tf
@@ -77,5 +137,5 @@ def test_a_run_warns(tmp_path):
         target_type="category",
         test_arrays=(PIXELS, LABELS),
     )
-    with pytest.warns(RuntimeWarning, match="inputs of central_test are whole numbers up to"):
+    with pytest.warns(RuntimeWarning, match="inputs of central_test are pixels up to"):
         one_round(own, tmp_path)
