@@ -29,6 +29,7 @@ import numpy as np
 from reproduction import points, results, run_folders, search
 from reproduction.items import format_value, other_settings
 from simulation import experiment, experiment_flags, identity
+from simulation.caller import Caller
 from simulation.errors import DivergedError, RunError
 from simulation.experiment_flags import Request
 from simulation.records import files, outputs, progress
@@ -95,7 +96,7 @@ class _Setup:
         return [dict(point) for point in self.tried]
 
 
-def settle(request: Request, caller: experiment.Caller) -> Request:
+def settle(request: Request, caller: Caller) -> Request:
     """Returns the settings of a run with `tune` replaced by the rates that a search chooses.
 
     Args:
@@ -167,9 +168,7 @@ def _fixed(request: Request) -> list[str]:
     return [*request.tune, *([] if held_out else ["validation_fraction"])]
 
 
-def _search(
-    request: Request, flags: Sequence[str], place: str, caller: experiment.Caller
-) -> dict[str, Any]:
+def _search(request: Request, flags: Sequence[str], place: str, caller: Caller) -> dict[str, Any]:
     started, rounds = time.monotonic(), request.run["total_rounds"]
     if len(flags) == 1:
         tried = [{flags[0]: rate} for rate in _VALUES]
@@ -284,7 +283,7 @@ class _NoProgress(progress.ProgressInPython):
         """Does nothing: the run with the chosen rates shows its own warnings."""
 
 
-def _run(trial: _Trial, caller: experiment.Caller) -> None:
+def _run(trial: _Trial, caller: Caller) -> None:
     """Carries out a trial, unless an earlier start has already taken it as far or further."""
     if trial.folder.exists():
         found = trial.read()

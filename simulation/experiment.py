@@ -1,77 +1,27 @@
 """One experiment, from checked settings to its folder of results."""
 
 import contextlib
-import dataclasses
 import functools
 import importlib
 import os
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, SupportsFloat
+from collections.abc import Iterator, Sequence
+from typing import SupportsFloat
 
 import numpy as np
 
-from simulation import assembly, identity, run_checks, run_hparams, runtimes, task_models
+from simulation import assembly, identity, resumption, run_checks, runtimes, task_models
+from simulation.caller import Caller, Outcome
 from simulation.device import layer_gradients
-from simulation.errors import ChangedError, DivergedError, RunError
+from simulation.errors import DivergedError, RunError
 from simulation.experiment_flags import Request
-from simulation.records import checkpoints, files, metrics_csv, models, outputs, stacks, trackers
-from simulation.records.progress import Progress, ProgressInPython
+from simulation.records import files, metrics_csv, models, outputs, stacks, trackers
+from simulation.records.progress import Progress
 from simulation.rounds import callbacks
 from tasks import fingerprint, missing, scales
 from tff_suite import command_line, imports
 from tff_suite.hparams import HparamError
-
-
-@dataclasses.dataclass(frozen=True)
-class Caller:
-    """How a run communicates with the command or program that started it.
-
-    Attributes:
-      command: The command line or call that started it, for the record.
-      say: Prints or logs a line on what the run does.
-      warn: Prints or logs a warning of one line.
-      progress: (rounds done, rounds in total) → the `Progress` that is shown.
-      stop_request: Makes a context manager whose value has an attribute `signal`. The run stops
-        after the current round once this is not `None`.
-      takes_weights: Whether the caller needs the final weights, even of a run that is already
-        finished.
-      callbacks: See `simulation.rounds.callbacks`.
-      evaluators: Name → function of the weights that returns a number, the column `eval/<name>`.
-    """
-
-    command: Sequence[str]
-    say: Callable[[str], None]
-    warn: Callable[[str], None]
-    progress: Callable[[int, int], Progress | ProgressInPython]
-    stop_request: Callable[[], contextlib.AbstractContextManager]
-    takes_weights: bool
-    callbacks: Sequence[Any] = ()
-    evaluators: Mapping[str, Callable[[list[np.ndarray]], float]] = dataclasses.field(
-        default_factory=dict
-    )
-
-    @functools.cached_property
-    def own_functions(self) -> dict[str, str]:
-        """Digests of evaluators and own callbacks, see `identity.of_own_functions`."""
-        return identity.of_own_functions(self.evaluators, self.callbacks)
-
-
-class Outcome(NamedTuple):
-    """How a run ended.
-
-    Attributes:
-      folder: Path of its folder.
-      weights: The model's weights as `tf.keras.Model.set_weights` takes them; `None` if the run had
-        nothing to do and the caller does not need them.
-      stopped_by: The signal that stopped it, if any.
-    """
-
-    folder: str
-    weights: list[np.ndarray] | None
-    stopped_by: signal.Signals | None = None
 
 
 def run(request: Request, command: Sequence[str]) -> int:
@@ -143,24 +93,24 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
             kept = folder.set_aside()
             if kept:
                 caller.say(f"Moved the previous run from {folder.path} to {kept}.")
-        request = _settled(request, folder)
-        point = _resume_point(request, folder)
-        stopped = _stopped(request, folder, caller)
+        request = resumption.with_recorded_runtime(request, folder)
+        point = resumption.resume_point(request, folder)
+        stopped = resumption.stopped(request, folder, caller)
         if point.finished == settings["total_rounds"] or stopped:
             folder.check_results()
             if not caller.takes_weights:  # Else `_work` loads everything and checks it then.
-                _check_finished(request, folder, point, caller)
+                resumption.check_finished(request, folder, point, caller)
             how = f"stopped early, {stopped}"
             if not stopped:
                 how = f"all {settings['total_rounds']} rounds are done"
             caller.say(f"{folder.path} is finished ({how}): nothing to do.")
-            unmeasured = _unmeasured(request, folder, caller)
+            unmeasured = resumption.unmeasured(request, folder, caller)
             if unmeasured:
                 caller.warn(
                     f"{folder.path} was finished without {unmeasured}, which only counts in "
                     "new rounds; raise --total_rounds or choose another --experiment_name."
                 )
-            _warn_of_other_functions(folder, point.finished, caller, goes_on=False)
+            resumption.warn_of_other_functions(folder, point.finished, caller, goes_on=False)
             if not caller.takes_weights:
                 return Outcome(folder.path, None)
         if point.finished and point.checkpoint is None:
@@ -172,7 +122,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
             assert recorded is not None  # A folder with checkpoints and without it was refused.
             stacks.check_same(folder.path, recorded)
             folder.check_checkpoint(point.checkpoint)
-            _check_same_plans(request, point.checkpoint)
+            resumption.check_same_plans(request, point.checkpoint)
         if settings["initial_weights"] is not None:
             models.find(settings["initial_weights"])
         is_over = bool(point.finished == settings["total_rounds"] or stopped)
@@ -182,7 +132,7 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
 def _work(
     request: Request,
     folder: outputs.ExperimentFolder,
-    point: "_Point",
+    point: resumption.Point,
     caller: Caller,
     started: float,
     is_over: bool,
@@ -217,239 +167,6 @@ def _unfit_examples_explained(task: str) -> Iterator[None]:
         raise RunError(f"Examples of task {task} do not fit its model: {found[0]}.") from e
 
 
-class _Point(NamedTuple):
-    """Where a run begins or resumes.
-
-    Attributes:
-      checkpoint: The newest intact checkpoint, if any.
-      damaged: Paths of newer ones that are damaged.
-      finished: Number of rounds of the finished run in the folder; 0 if it is not finished.
-    """
-
-    checkpoint: checkpoints.Checkpoint | None
-    damaged: list[str]
-    finished: int
-
-
-def _settled(request: Request, folder: outputs.ExperimentFolder) -> Request:
-    """Replaces `--runtime=auto` by the runtime that was chosen when the run began."""
-    if request.run["runtime"] != "auto":
-        return request
-    with files.explained(folder.path):
-        recorded = folder.read_hparams()
-    name = recorded["flags"].get("runtime", "auto") if recorded else "auto"
-    if name not in ("auto", *runtimes.RUNTIMES):
-        raise RunError(
-            f"{folder.file('hparams.json')} is damaged: unknown runtime {name!r}; restore it, "
-            "or choose another --experiment_name."
-        )
-    return _with_runtime(request, name)
-
-
-def _with_runtime(request: Request, name: str) -> Request:
-    return dataclasses.replace(
-        request,
-        run={**request.run, "runtime": name},
-        in_force={**request.in_force, "runtime": name},
-    )
-
-
-def _resume_point(request: Request, folder: outputs.ExperimentFolder) -> _Point:
-    checkpoint, damaged = folder.resume_point(request.in_force, run_hparams.MAY_CHANGE)
-    finished, total_rounds = folder.finished_rounds(), request.run["total_rounds"]
-    done = max(finished, checkpoint.round_num if checkpoint else 0)
-    if total_rounds < done:
-        raise HparamError(
-            f"--total_rounds={total_rounds} is less than the {done} rounds already in "
-            f"{folder.path}."
-        )
-    _check_objects(request, folder)
-    return _Point(checkpoint, damaged, finished)
-
-
-def _stopped(request: Request, folder: outputs.ExperimentFolder, caller: Caller) -> str:
-    """Says why a finished run would stop where it is; empty if it goes on, or is not finished.
-
-    Only what stopped it before, or could, is asked: `--stop_at` and the caller's callbacks.
-
-    Raises:
-      RunError: If `--stop_at` would have stopped it before its last round.
-    """
-    condition = request.run["stop_at"]
-    summary = outputs.read_json(folder.file("summary.json")) or {}
-    if not summary.get("finished") or summary.get("rounds") > request.run["total_rounds"]:
-        return ""
-    given: list[callbacks.Callback] = []
-    if condition is not None:
-        given = [callbacks.StopAt(condition)]
-    if "stopped" in summary:
-        given = [*(c for c in caller.callbacks if isinstance(c, callbacks.Callback)), *given]
-    if not given:
-        return ""
-    rows = [callbacks.numbers(row) for row in metrics_csv.read_csv(folder.file("metrics.csv"))[1]]
-    for callback in given:
-        if isinstance(callback, callbacks.EarlyStopping):
-            callback.settle(assembly.load(request))
-        reason = callback.begin(rows)
-        # The run went on after that round, so its final numbers are of later ones.
-        earlier = isinstance(callback, callbacks.StopAt) and callback.begin(rows[:-1])
-        if earlier:
-            raise RunError(
-                f"{folder.path} has {summary['rounds']} rounds, but stop_at would end it earlier: "
-                f"{earlier}. Choose another experiment_name, or leave stop_at out."
-            )
-        if reason:
-            return reason
-    return ""
-
-
-def _unmeasured(request: Request, folder: outputs.ExperimentFolder, caller: Caller) -> str:
-    """Lists the measuring flags, evaluators and callbacks that a finished run did not have."""
-    with files.explained(folder.path):
-        recorded = folder.read_hparams()
-    assert recorded is not None  # A folder of results without it was refused.
-    flags = recorded["flags"]
-    asked = {name: request.in_force.get(name) for name in sorted(run_hparams.MEASURES)}
-    lacking = [f"--{k}={v}" for k, v in asked.items() if v and v != flags.get(k)]
-    columns = metrics_csv.read_csv(folder.file("metrics.csv"))[0] if caller.evaluators else []
-    lacking += [f"the evaluator {k}" for k in caller.evaluators if f"eval/{k}" not in columns]
-    known = recorded["identity"].get("own_functions", caller.own_functions)
-    given = [name for name in caller.own_functions if _is_callback(name)]
-    return ", ".join([*lacking, *(name for name in given if name not in known)])
-
-
-def _warn_of_other_functions(
-    folder: outputs.ExperimentFolder, rounds: int, caller: Caller, goes_on: bool
-) -> list[str]:
-    """Warns of evaluators and callbacks whose code differs from that of the rounds done.
-
-    Callbacks count only if one has replaced weights; others change no number. If the run goes on,
-    it also warns of callbacks that are missing now.
-
-    Returns:
-      Their names.
-    """
-    known, now = _known_functions(folder), caller.own_functions
-    other = sorted(name for name in known.keys() & now.keys() if known[name] != now[name])
-    gone = [name for name in sorted(known.keys() - now.keys()) if goes_on and _is_callback(name)]
-    if not rounds or not (other or gone):
-        return []
-    if callbacks.REPLACED not in metrics_csv.read_csv(folder.file("metrics.csv"))[0]:
-        other, gone = [name for name in other if not _is_callback(name)], []
-    told = [f"other code of {', '.join(other)}"] if other else []
-    told += [f"{', '.join(gone)}, missing now"] if gone else []
-    if told:
-        caller.warn(
-            f"Rounds up to {rounds} of {folder.path} were done with {' and with '.join(told)}; "
-            "choose another experiment_name, or start anew with fresh=True."
-        )
-    return [*other, *gone]
-
-
-def _known_functions(folder: outputs.ExperimentFolder) -> dict[str, str]:
-    """Returns the recorded `own_functions` of the rounds done, see `simulation.identity`."""
-    return (_recorded_identity(folder) or {}).get("own_functions", {})
-
-
-def _is_callback(name: str) -> bool:
-    return name.startswith(identity.CALLBACK)
-
-
-def _check_objects(request: Request, folder: outputs.ExperimentFolder) -> None:
-    """Refuses a change between a named task or model and one given in Python."""
-    with files.explained(folder.path):
-        recorded = folder.read_hparams()
-    before = (recorded or {}).get("objects", {})
-    for kind in ("task", "model") if recorded else ():
-        if (kind in before) != (kind in request.objects):
-            was, now = "given in Python", "given by name"
-            was, now = (was, now) if kind in before else (now, was)
-            raise RunError(
-                f"{folder.path} holds another experiment (the {kind} was {was}, is {now}); choose "
-                "another --experiment_name."
-            )
-
-
-def _check_same_plans(request: Request, checkpoint: checkpoints.Checkpoint) -> None:
-    """Refuses a change of `--total_rounds` that would have affected completed rounds."""
-    now = request.run["total_rounds"]
-    before: Any = checkpoint.settings.get("total_rounds", now)
-    other = request.first_other_plan(checkpoint.round_num, before, now)
-    if other is not None:
-        raise HparamError(
-            f"--total_rounds={now} cannot replace {before}: {request.run['algorithm']} planned the "
-            f"completed round {other + 1} for {before} rounds."
-        )
-
-
-def _check_finished(
-    request: Request, folder: outputs.ExperimentFolder, point: _Point, caller: Caller
-) -> None:
-    """Checks that a finished run was made with the current code and data.
-
-    Raises:
-      ChangedError: If it was not, and `--accept_code_changes` does not cover the difference.
-    """
-    before = _recorded_identity(folder) or {}
-    found = identity.look(request, before)
-    if found.unread:
-        caller.warn(
-            f"{folder.path} was not compared with the current data and model, which cannot be "
-            f"loaded: {found.unread}"
-        )
-    compare = functools.partial(_changes, request, folder)
-    changes = compare(found.identity, found.data)
-    if found.data is not None and any(change.kind == "data" for change in changes):
-        # Data may seem changed because the cache of file digests is out of date.
-        data = fingerprint.of_task(assembly.load(request), trust_cache=False)
-        now = {**found.identity, "data": {**found.identity["data"]}}
-        now["data"]["digest"] = fingerprint.whole(data)
-        found = found._replace(identity=now, data=data)
-        changes = compare(now, data)
-    accepted = _settle(request, folder, changes, caller)
-    if accepted:
-        from simulation.records import recorder
-
-        recorder.accept(folder, point.finished, found.identity, accepted)
-
-
-def _recorded_identity(folder: outputs.ExperimentFolder) -> Mapping[str, Any] | None:
-    """Returns the recorded identity of a run; `None` if the run has not begun."""
-    with files.explained(folder.path):
-        recorded = folder.read_hparams()
-    return None if recorded is None else recorded["identity"]
-
-
-def _changes(
-    request: Request, folder: outputs.ExperimentFolder, now: Mapping[str, Any], data: Any
-) -> list[identity.Change]:
-    """Returns what differs from the recorded identity of the run in a folder."""
-    before = _recorded_identity(folder)
-    if before is None:
-        return []
-    history = identity.history_of(request)
-    return identity.differences(before, now, folder.data_digests(), data, history)
-
-
-def _settle(
-    request: Request,
-    folder: outputs.ExperimentFolder,
-    changes: Sequence[identity.Change],
-    caller: Caller,
-) -> list[str]:
-    """Refuses changes unless `--accept_code_changes` covers them; returns them as text."""
-    if changes:
-        data = any(change.kind == "data" for change in changes)
-        if data or not request.run["accept_code_changes"]:
-            raise ChangedError(
-                f"{folder.path} holds a run with other {identity.what(changes)} "
-                f"({identity.in_words(changes)}); "
-                f"{identity.ways_on(changes, folder.path)}."
-            )
-        caller.say(f"Accepted, and recorded in {folder.path}: {identity.in_words(changes)}.")
-    return [change.text for change in changes]
-
-
 class Experiment:
     """A method on a task, loaded and built, with the folder of its results.
 
@@ -461,7 +178,7 @@ class Experiment:
         self,
         request: Request,
         folder: outputs.ExperimentFolder,
-        point: _Point,
+        point: resumption.Point,
         caller: Caller,
     ):
         """Loads the task and builds the method.
@@ -495,25 +212,25 @@ class Experiment:
             first_clients = (lambda: self._cohorts.data(0)[1]) if whole else None
             name, reason = runtimes.choose(self._method.process, first_clients)
             caller.say(f"--runtime=auto is {name}: {reason}.")
-            request = _with_runtime(request, name)
+            request = resumption.with_runtime(request, name)
         self.request = request
 
     def _look_at(self, request, task, keras_model, caller):
         """Determines the run's identity and compares it with the recorded one."""
         folder, point, changes = self._folder, self._point, []
-        before = _recorded_identity(folder)
+        before = resumption.recorded_identity(folder)
         held = assembly.once("digests", task, fingerprint.in_memory)
         for trust_cache in (True, False):
             self._data = fingerprint.of_task(task, trust_cache, held)
             self._identity = identity.of_run(request, task, keras_model, self._data, before)
-            changes = _changes(request, folder, self._identity, self._data)
+            changes = resumption.changes_since_start(request, folder, self._identity, self._data)
             # Data may seem changed because the cache of file digests is out of date.
             if all(change.kind != "data" for change in changes):
                 break
         if changes and not (point.checkpoint and point.checkpoint.round_num):
             # No round is done yet, e.g. as the user's code failed: the run begins anew, unchanged.
             self._point, changes = point._replace(checkpoint=None), []
-        self._accepted = _settle(request, folder, changes, caller)
+        self._accepted = resumption.accept(request, folder, changes, caller)
         if self._accepted and point.finished:
             from simulation.records import recorder
 
@@ -862,9 +579,9 @@ class Experiment:
         if self.request.in_force["aggregator"] == "secure":
             caller.say(f"--aggregator=secure simulates {recorder.SIMULATED}.")
         described = outputs.describe_start(caller.command, device, round_num)
-        other = _warn_of_other_functions(folder, round_num, caller, goes_on=True)
+        other = resumption.warn_of_other_functions(folder, round_num, caller, goes_on=True)
         # Those of earlier rounds count even if this part of the run does not have them.
-        known = _known_functions(folder) if round_num else {}
+        known = resumption.known_functions(folder) if round_num else {}
         found = {**self._identity, "own_functions": {**known, **caller.own_functions}}
         accepted = [*self._accepted, *other]
         recorder.write_start(folder, self.request, task, described, found, accepted)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from simulation import experiment, experiment_flags
+from simulation.caller import Caller
 from simulation.records import metrics_csv, outputs
 from simulation.records.progress import ProgressInPython
 from simulation.rounds.callbacks import Callback, Round
@@ -96,7 +97,7 @@ def run(
     own_task = task if not isinstance(task, str | None) else None
     named = {"task": None if own_task is not None else task, "algorithm": algorithm}
     request = experiment_flags.from_python({**named, **settings}, own_task, model)
-    caller = experiment.Caller(
+    caller = Caller(
         command=["simulation.run"],
         say=lambda _: None,
         warn=_warn,
