@@ -3,7 +3,6 @@
 import itertools
 import os
 import pathlib
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import pandas as pd
 
 from reproduction import comparison, plots, quantities, results, run_folders, statistics
 from simulation.errors import RunError
-from tff_suite import figures, tables, writing
+from tff_suite import figures, tables, user_warnings, writing
 
 _DRAWS = "client_datasets_random_seed"
 # Flags that differ between runs of one experiment.
@@ -43,11 +42,9 @@ def load_runs(folders: Iterable[str]) -> pd.DataFrame:
     alike = run_folders.twins(runs)
     if alike:
         more = f" So have {len(alike) - 1} more." if alike[1:] else ""
-        warnings.warn(
+        user_warnings.warn(
             f"{run_folders.told_twins(*alike[0])}.{more} A mean over the seeds of a label would "
-            "count both: choose by `run`.",
-            RuntimeWarning,
-            stacklevel=3,
+            "count both: choose by `run`."
         )
     parts = []
     for run, label in zip(runs, run_folders.labels(runs), strict=True):

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import pathlib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from reproduction.items import Setup
 from reproduction.looks import displayed
 from simulation.errors import RunError
 from tasks import directions
-from tff_suite import figures, tables, writing
+from tff_suite import figures, tables, user_warnings, writing
 
 # File beside runs.csv in an item's folder, which describes the columns for later comparisons.
 COLUMNS = "columns.json"
@@ -186,7 +185,7 @@ class Comparison:
             )
         if left_out:
             told = "; ".join(run_folders.where_ended(left_out))
-            warnings.warn(f"Not drawn, since they diverged: {told}.", RuntimeWarning, stacklevel=2)
+            user_warnings.warn(f"Not drawn, since they diverged: {told}.")
         points = pd.concat(parts, ignore_index=True)
         return figures.fit(plots.curves(points, quantity=quantities.of_column(metric)), width)
 

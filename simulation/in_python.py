@@ -19,6 +19,7 @@ from simulation.records import metrics_csv, outputs
 from simulation.records.progress import ProgressInPython
 from simulation.rounds.callbacks import Callback, Round
 from tasks.task import Task
+from tff_suite import user_warnings
 from tff_suite.hparams import HparamError, Value
 
 if typing.TYPE_CHECKING:
@@ -100,7 +101,7 @@ def run(
     caller = Caller(
         command=["simulation.run"],
         say=lambda _: None,
-        warn=_warn,
+        warn=user_warnings.warn,
         progress=functools.partial(ProgressInPython, shown=progress),
         stop_request=_no_stop_request,
         takes_weights=True,
@@ -118,10 +119,6 @@ def run(
     summary = outputs.read_json(os.path.join(outcome.folder, "summary.json"))
     assert summary is not None and outcome.weights is not None  # The run has ended.
     return Result(outcome.folder, rounds, summary, outcome.weights)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _no_stop_request() -> contextlib.AbstractContextManager:

@@ -31,9 +31,10 @@ from tasks.tables.images import Images
 from tasks.tables.table import Table, check_ids
 from tasks.tables.target import Target
 from tasks.tables.texts import Texts
-from tasks.tables.told import report_untrained, warn
+from tasks.tables.told import report_untrained
 from tasks.task import ArrayFederatedData, Examples, Task, TaskError
 from tff_suite import imports
+from tff_suite.user_warnings import warn
 
 with imports.when_used():
     from tasks.models import losses

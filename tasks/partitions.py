@@ -9,13 +9,13 @@ import decimal
 import hashlib
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tasks import task
+from tff_suite import user_warnings
 from tff_suite.hparams import HparamError
 
 _MAX_REDRAWS = 10_000
@@ -70,7 +70,7 @@ def by_user(users: Sequence[Any]) -> dict[str, np.ndarray]:
         raise ValueError("users must be all text or all numbers, one for each row.") from error
     fault = rounded(users)
     if fault:
-        warnings.warn(f"users are {fault}", RuntimeWarning, stacklevel=2)
+        user_warnings.warn(f"users are {fault}")
     return found
 
 

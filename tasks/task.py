@@ -3,13 +3,13 @@
 import collections
 import dataclasses
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tasks import directions, functions
+from tff_suite import user_warnings
 from tff_suite.errors import FedError
 
 # Characters of an error text at its beginning and at its end that are always shown.
@@ -64,10 +64,8 @@ class Examples(_Examples):
         """
         require_plain("Examples", {"x": x, "y": y})
         if indexes_differ(x, y):
-            warnings.warn(
-                "Examples: x and y are matched by position, though their indexes differ.",
-                RuntimeWarning,
-                stacklevel=2,
+            user_warnings.warn(
+                "Examples: x and y are matched by position, though their indexes differ."
             )
         x, y = _as_array("x", x), _as_array("y", y)
         n, m = _length(x), _length(y)
@@ -543,11 +541,9 @@ def _is_higher_better(task: Task) -> bool:
     """Returns whether more of the primary metric is better, by its name."""
     found = directions.higher_is_better(task.primary_metric)
     if found is None and task.primary_metric in task.metrics:
-        warnings.warn(
+        user_warnings.warn(
             f"Task {task.name!r}: assuming that higher {task.primary_metric} is better, since its "
-            "name does not say; set higher_is_better.",
-            RuntimeWarning,
-            stacklevel=4,
+            "name does not say; set higher_is_better."
         )
     return found is None or found
 
@@ -650,12 +646,10 @@ def _report_matched_by_place(task: Task) -> None:
         known = set(train.client_ids)
         same = next((name for name in data.client_ids if name in known), None)
         if same is not None and not all(getattr(d, "_has_names", True) for d in (train, data)):
-            warnings.warn(
+            user_warnings.warn(
                 f"Task {task.name!r}: client {same!r} of {part} is taken for client {same!r} of "
                 f"train, though {part} has {len(data.client_ids)} clients and train "
-                f"{len(train.client_ids)}; give both client_ids.",
-                RuntimeWarning,
-                stacklevel=4,
+                f"{len(train.client_ids)}; give both client_ids."
             )
 
 
@@ -669,11 +663,9 @@ def _report_rows_in_both(task: Task) -> None:
             continue
         number = data.number_in(train)
         if number:
-            warnings.warn(
+            user_warnings.warn(
                 f"Task {task.name!r}: {number} of {data.sizes.sum()} examples of {part} are "
-                "examples of train, too; they make results look better than they are.",
-                RuntimeWarning,
-                stacklevel=4,
+                "examples of train, too; they make results look better than they are."
             )
 
 

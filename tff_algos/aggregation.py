@@ -24,7 +24,6 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import logging
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,7 +34,7 @@ import tensorflow_federated as tff
 from tff_algos import purity, registry
 from tff_algos.method import Federation, Method
 from tff_algos.model import Model
-from tff_suite import graph_defs
+from tff_suite import graph_defs, user_warnings
 
 # TFF's own forms of what it has no public name for: the state of differential privacy, secure sums
 # in clear, and all the TensorFlow of a computation at the server as one graph.
@@ -414,18 +413,13 @@ def wrap(
         name = f"model_aggregator={type(factory).__name__}"
     registry.check_aggregator(spec, settings, own, name, aggregator.traits)
     if aggregator.traits.has_secure_sums:
-        _warn(f"{name} simulates {registry.SIMULATED}.")
+        user_warnings.warn(f"{name} simulates {registry.SIMULATED}.")
     drawn = aggregator.stateful_draw()
     if drawn:
-        _warn(
+        user_warnings.warn(
             f"{name} draws from a generator without a seed ({drawn}), so runs cannot be "
             "repeated or resumed exactly. aggregator=dp and compressed draw from the run's seed."
         )
     declared = spec.aggregated
     assert not isinstance(declared, str)  # `check_aggregator` has refused it.
     return lambda method: with_aggregator(method, aggregator, declared.own_weights)
-
-
-def _warn(text):
-    # The line of the caller of `tff_algos.build`.
-    warnings.warn(text, RuntimeWarning, stacklevel=6)

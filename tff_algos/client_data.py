@@ -8,14 +8,13 @@ vectorising. A masked-out step changes nothing; a masked-out example has weight 
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tff_algos import random
-from tff_suite import memory
+from tff_suite import memory, user_warnings
 
 if TYPE_CHECKING:
     from tff_algos.method_spec import RoundPlan
@@ -346,11 +345,9 @@ def batch_client(
     """
     cut_short = steps is not None and not full_batch and steps * batch_size < len(y)
     if shuffle and cut_short and order_seed is None:
-        warnings.warn(
+        user_warnings.warn(
             f"steps={steps} takes the same minibatches in all rounds, and leaves the rest out: "
-            "give batch_client an order_seed, such as (seed, round, client).",
-            RuntimeWarning,
-            stacklevel=2,
+            "give batch_client an order_seed, such as (seed, round, client)."
         )
     (data,) = batch_cohort(
         [(x, y)],
@@ -413,7 +410,7 @@ def check_plan(method: str, plans: Sequence[RoundPlan], clients: Sequence[Client
         pooled.
     """
     if plans[0].cohort == "pooled" and len(clients) > 1:
-        _warn(
+        user_warnings.warn(
             f"{method} trains on one client that has the examples of all, found {len(clients)} "
             "clients: join their examples."
         )
@@ -432,13 +429,8 @@ def check_plan(method: str, plans: Sequence[RoundPlan], clients: Sequence[Client
         ):
             continue
         found = f"has {steps} steps, not {wanted}" if wanted else "has minibatches, not full ones"
-        _warn(f"Client {place} of the cohort {found}; {cure}")
+        user_warnings.warn(f"Client {place} of the cohort {found}; {cure}")
         return
-
-
-def _warn(text: str) -> None:
-    # The line that calls `next`.
-    warnings.warn(text, RuntimeWarning, stacklevel=6)
 
 
 def require_list(name: str, given: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import warnings
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +11,7 @@ import tensorflow_federated as tff
 from tff_algos import random
 from tff_algos.client_data import ClientData, as_pair, check_finite
 from tff_algos.process import MANY_ROUNDS, Next, Process
+from tff_suite import user_warnings
 
 
 def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.LearningProcess:
@@ -51,11 +51,9 @@ def from_datasets(process: Process, batch_size: int) -> tff.learning.templates.L
     process.check_clients([absent])
     plan = process.plan(0, MANY_ROUNDS)
     if plan.local_steps is not None or plan.batches != "minibatch" or plan.cohort == "pooled":
-        warnings.warn(
+        user_warnings.warn(
             "The method requests a number of steps, full batches or one client for all, which "
-            "from_datasets cannot check: give data sets that follow process.plan.",
-            RuntimeWarning,
-            stacklevel=2,
+            "from_datasets cannot check: give data sets that follow process.plan."
         )
 
     def padded(x, y):

@@ -3,7 +3,6 @@
 import functools
 import numbers
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from tff_algos.method_spec import COUNTS
 from tff_algos.model import Model, ModelError, unfit_explained
 from tff_algos.registry import MethodSpec
 from tff_suite import hparams as hparams_lib
-from tff_suite import memory
+from tff_suite import memory, user_warnings
 
 # What a subclass of TFF's computations, which are one class of its own, has to inherit.
 from tff_suite.compat import computation_impl, context_stack_impl
@@ -468,7 +467,7 @@ def build(
         raise ModelError("The model has no trainable weights: let at least one layer train.")
     _refuse_metric_names(spec, model)
     for doubt in model.doubts:
-        warnings.warn(doubt, RuntimeWarning, stacklevel=3)
+        user_warnings.warn(doubt)
     local = LocalTraining(training, client_optimizer, schedule)
     if server_optimizer is not None:
         own["server_optimizer"] = _server_optimizer(spec, settings, server_optimizer)

@@ -14,7 +14,6 @@ import contextlib
 import inspect
 import itertools
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,7 +25,7 @@ from tff_algos import keras_bridge
 from tff_algos.keras_models import graphs
 from tff_algos.keras_models.made_up import made_up_inputs, made_up_targets, or_none
 from tff_algos.model import Forward, Model, ModelError
-from tff_suite import compat
+from tff_suite import compat, user_warnings
 
 compile_utils = compat.keras_source("engine.compile_utils")
 LossFunctionWrapper = compat.keras_source("losses").LossFunctionWrapper
@@ -123,11 +122,9 @@ def _warn_of_optimizer(keras_model, has_optimizer):
     if not has_optimizer and kind == "SGD" and config.get("momentum"):
         lost.append(f"momentum={config['momentum']!r}")
     if lost or not (has_optimizer or kind in ("RMSprop", "SGD")):
-        warnings.warn(
+        user_warnings.warn(
             f"Keras model {keras_model.name!r} is compiled with {kind}({', '.join(lost)}), which "
-            "is not used: client_optimizer= and client_learning_rate= define the clients' steps.",
-            RuntimeWarning,
-            stacklevel=6,
+            "is not used: client_optimizer= and client_learning_rate= define the clients' steps."
         )
 
 

@@ -3,12 +3,11 @@
 import collections
 import sys
 import time
-import warnings
 from collections.abc import Mapping
 
 import tqdm
 
-from tff_suite import command_line
+from tff_suite import command_line, user_warnings
 
 _SECONDS_BETWEEN_LINES = 5.0
 # The remaining time is estimated from this many recent rounds.
@@ -126,7 +125,7 @@ class ProgressInPython:
 
     def warn(self, text: str) -> None:
         """Issues a Python `RuntimeWarning`."""
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        user_warnings.warn(text)
 
     def close(self) -> None:
         """As `Progress.close`."""

@@ -29,7 +29,7 @@ from tasks.registry import TaskSpec
 from tasks.tables.table import NAME
 from tasks.tables.target import TARGET_TYPES
 from tasks.task import DataError, Task
-from tff_suite import command_line, imports
+from tff_suite import command_line, imports, user_warnings
 from tff_suite.hparams import By, Hparam, HparamError, Settings
 
 if TYPE_CHECKING:
@@ -485,11 +485,9 @@ def _report_codes(name: str, written: pd.Series, read: pd.Series) -> None:
 
     codes = written[written.str.fullmatch(r"0\d+", na=False)]
     if len(codes) and types.is_numeric_dtype(read):
-        warnings.warn(
+        user_warnings.warn(
             f"target {name!r} has {codes.iloc[0]!r}, and is read as a number; if it has codes of "
-            "classes, pass --table_target_type=category.",
-            RuntimeWarning,
-            stacklevel=2,
+            "classes, pass --table_target_type=category."
         )
 
 
@@ -508,11 +506,9 @@ def _report_padded(
         # Days, months and hours have two digits.
         codes = text[name][text[name].str.fullmatch(r"0\d{2,}", na=False)]
         if len(codes):
-            warnings.warn(
+            user_warnings.warn(
                 f"feature {name!r} has {codes.iloc[0]!r}, and is read as a number; if it has "
-                "codes, leave it out by --table_features.",
-                RuntimeWarning,
-                stacklevel=2,
+                "codes, leave it out by --table_features."
             )
 
 

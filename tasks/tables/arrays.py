@@ -8,8 +8,8 @@ import numpy as np
 
 from tasks.tables.columns import report_rounding
 from tasks.tables.table import Table
-from tasks.tables.told import warn
 from tasks.task import TaskError, indexes_differ, require_plain
+from tff_suite.user_warnings import warn
 
 
 class Arrays:

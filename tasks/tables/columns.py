@@ -8,8 +8,8 @@ import numpy as np
 
 from tasks.missing import some
 from tasks.tables.table import Table
-from tasks.tables.told import warn
 from tasks.task import TaskError, mixes_booleans
+from tff_suite.user_warnings import warn
 
 # Whole numbers with at most this many values may have been meant as classes.
 FEW = 20

@@ -8,7 +8,8 @@ from tasks import missing, partitions
 from tasks.tables.columns import FEW, numbers_of
 from tasks.tables.table import Table
 from tasks.tables.target import Target
-from tasks.tables.told import report_alike, warn
+from tasks.tables.told import report_alike
+from tff_suite.user_warnings import warn
 
 # Copies of training rows are reported if more than this share of the rows held out are such.
 _MOST_COPIES = 0.01

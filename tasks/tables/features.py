@@ -19,8 +19,9 @@ from tasks.tables.columns import (
     report_rounding,
 )
 from tasks.tables.table import Table
-from tasks.tables.told import report_alike, report_untrained, warn
+from tasks.tables.told import report_alike, report_untrained
 from tasks.task import TaskError
+from tff_suite.user_warnings import warn
 
 # A feature column of text with more values than this is not one-hot encoded.
 MOST_CATEGORIES = 100

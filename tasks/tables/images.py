@@ -9,9 +9,9 @@ import numpy as np
 
 from tasks.missing import some
 from tasks.tables.table import Table
-from tasks.tables.told import warn
 from tasks.task import TaskError
 from tff_suite import memory
+from tff_suite.user_warnings import warn
 
 # Pillow's modes of images in grey, and of pixels that do not fit into a byte.
 _GREY, _DEEP = ("1", "L", "LA", "La"), ("I", "F")

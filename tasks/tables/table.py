@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tasks import partitions
-from tasks.tables.told import warn
 from tasks.task import TaskError
+from tff_suite.user_warnings import warn
 
 # The key of a table's `attrs` for its name in messages, such as its file.
 NAME = "tasks.frames.name"

@@ -11,8 +11,9 @@ from tasks.tables.columns import (
     report_rounding,
 )
 from tasks.tables.table import Table
-from tasks.tables.told import report_alike, warn
+from tasks.tables.told import report_alike
 from tasks.task import TaskError
+from tff_suite.user_warnings import warn
 
 TARGET_TYPES = ("category", "number")
 # What `pandas.api.types.infer_dtype` calls dates, times and durations.

@@ -1,34 +1,14 @@
 """Warnings about what a caller gave, at the caller's line."""
 
-import os
-import sys
 import unicodedata
-import warnings
 from collections.abc import Iterable, Sequence
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from tasks import partitions
 from tasks.missing import some
-
-# The folder of the package, as in the names of its files.
-_TASKS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-
-
-def warn(text: str) -> None:
-    """Warns at the line that called `tasks`."""
-    warnings.warn(text, RuntimeWarning, stacklevel=_levels())
-
-
-def _levels() -> int:
-    """Returns how many frames a warning must skip to name the caller's line."""
-    frame: FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and frame.f_code.co_filename.startswith(_TASKS):
-        frame, level = frame.f_back, level + 1
-    return level
+from tff_suite.user_warnings import warn
 
 
 def report_alike(kind: str, names: Iterable[Any]) -> None:
