@@ -132,8 +132,11 @@ def report_standardized_apart(
     """
     if held.ndim != 2 or min(len(held), len(rows)) < FEW:
         return
+    alone = _are_standardized(held, np.arange(len(held)))
+    if not alone.any():  # The training rows, which are many, need not be read.
+        return
     scaled = _are_standardized(x, rows)
-    if scaled.any() and _are_standardized(held, np.arange(len(held)))[scaled].all():
+    if scaled.any() and alone[scaled].all():
         warn(
             f"{purpose} rows have a mean of 0 and a deviation of 1 by themselves, as training rows "
             "do; standardize them by the mean and deviation of the training rows."
