@@ -13,6 +13,8 @@ from tff_suite.user_warnings import warn
 
 # Whole numbers with at most this many values may have been meant as classes.
 FEW = 20
+# How to write numbers that are text, such as 1,234 or 5%.
+PLAINLY = "as plain numbers, such as 1234.5"
 # A column is reported if float32 rounds it by more than this share of its standard deviation.
 _COARSE = 0.01
 # float64 holds every whole number up to this one.

@@ -10,6 +10,7 @@ import numpy as np
 from tasks.missing import some
 from tasks.tables.columns import (
     FEW,
+    PLAINLY,
     categories,
     codes_of,
     for_json,
@@ -36,15 +37,23 @@ def feature_columns(table: Table, target: str, features: Sequence[str] | None) -
     if features is None:
         others = [c for c in table.frame.columns if c not in (table.user, table.id, target)]
         columns = [c for c in others if types.is_numeric_dtype(table.frame[c])]
-        left_out = [str(c) for c in others if c not in columns]
+        left_out = [c for c in others if c not in columns]
+        as_text = [c for c in left_out if most_are_numbers(table.frame[c])[0]]
         if not columns:
+            way = f"write {as_text[0]!r} {PLAINLY}, or " if as_text else ""
             raise TaskError(
-                f"{table.what} has no column of numbers beside user and target; name features, "
-                "text or image."
+                f"{table.what} has no column of numbers beside user and target; {way}name "
+                "features, text or image."
             )
-        if left_out:
+        if as_text:
             warn(
-                f"non-numeric columns are left out: {', '.join(left_out)}; name them in features "
+                f"{table.what}: numbers written as text are left out: column "
+                f"{some(list(map(repr, as_text)))}; write them {PLAINLY}."
+            )
+        others = [str(c) for c in left_out if c not in as_text]
+        if others:
+            warn(
+                f"non-numeric columns are left out: {', '.join(others)}; name them in features "
                 "to include them."
             )
         counting = [repr(c) for c in columns if _numbers_rows(table.frame[c])]
@@ -211,7 +220,8 @@ def _require_text(column: Any) -> None:
     most, other = most_are_numbers(column)
     if most:
         beside = "every value reads" if other is None else f"most values read, unlike {other!r},"
+        way = "convert them with pd.to_numeric" if other is None else f"write them {PLAINLY}"
         warn(
             f"feature {column.name!r} is text, though {beside} as a number, and is one-hot "
-            "encoded; if it is a number, convert it with pd.to_numeric."
+            f"encoded; if it holds numbers, {way}."
         )

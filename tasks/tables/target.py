@@ -4,6 +4,7 @@ import numpy as np
 
 from tasks.tables.columns import (
     FEW,
+    PLAINLY,
     categories,
     codes_of,
     most_are_numbers,
@@ -69,7 +70,7 @@ class Target:
             if target_type is None and most and other is not None:
                 warn(
                     f"target {name!r} has text such as {other!r} among numbers and is treated as "
-                    "classes; if it is a number, convert it with pd.to_numeric."
+                    f"classes; if it holds numbers, write them {PLAINLY}."
                 )
             elif target_type is None and number > max(FEW, len(column) / 2):
                 warn(

@@ -708,6 +708,11 @@ def with_value(column, value, row=3):
         ),
         (frame()[["who", "kind"]], {}, "df has no column of numbers beside user and target"),
         (
+            frame(b=["1,234", "5"] * 12)[["who", "kind", "b"]],
+            {},
+            "and target; write 'b' as plain numbers, such as 1234.5, or name features, text or",
+        ),
+        (
             frame(kind=[[0, 1], [1, 0]] * 12),
             {},
             "column 'kind' has a list in row 0; it mu",
@@ -850,6 +855,10 @@ def test_rows_of_other_indexes_are_said_to_go_by_position():
             "count as different categories of feature 'b': 'x  y' and 'x y'",
         ),
         (frame(note=["x", "y"] * 12), "non-numeric columns are left out: note"),
+        (
+            frame(note=["1,234", "5"] * 12),
+            "df: numbers written as text are left out: column 'note'",
+        ),
         (frame(kind=[f"k{k}" for k in range(24)]), "'kind' has 24 different values in 24 rows"),
         (
             frame(who=np.array(["u0", np.nan, "u1", "u2"] * 6)),
