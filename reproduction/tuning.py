@@ -221,8 +221,10 @@ def _search(request: Request, flags: Sequence[str], place: str, caller: Caller) 
     found = search.search(setup, [""], plan, execute)[""]
     last = [r for r in records if r["rounds"] == found.rungs[-1][0]]
     if not any(math.isfinite(record["validation/loss"]) for record in last):
+        of_first = outputs.read_json(os.path.join(every[0].folder, outputs.DIVERGED))
+        why = f" Of {_told(every[0].point, flags)}: {of_first['reason']}" if of_first else ""
         raise DivergedError(
-            f"Training diverged with every rate from {LOWEST:g} to {HIGHEST:g}; see {place}."
+            f"Training diverged with every rate from {LOWEST:g} to {HIGHEST:g}; see {place}.{why}"
         )
     path = os.path.join(place, "tried.csv")
     _write(path, records, found.point)

@@ -297,7 +297,7 @@ class Experiment:
             # Where ids are the user's own, they may be what is wrong.
             (caller.warn if "task" in self.request.objects else caller.say)(measured.note)
         told = self._callbacks(caller)
-        cure = self._missing or loop.CURE
+        cure = lambda: self._missing or scales.in_training(task) or loop.CURE  # noqa: E731
         standing = self._standing(process)
         # Client states are opened first: if they are refused, nothing else has been changed.
         with self._client_states(standing.round_num) as client_states:

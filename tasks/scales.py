@@ -1,4 +1,4 @@
-"""Whether inputs of tests are scaled as those of training are: pixels and standardised features."""
+"""Whether inputs of tests are scaled as those of training are, and how large numbers are."""
 
 from typing import Any
 
@@ -13,6 +13,8 @@ _ROWS = 100
 _MOST_SCALED = 10
 # Features are taken for raw if half of their absolute values are above this.
 _LEAST_RAW = 10
+# Numbers whose root mean square is above this are too large for usual learning rates.
+_LARGE = 10
 # Standardised features have means of 0 and deviations of 1, and those of some clients about that.
 _STANDARDIZED_MEAN = 1
 _STANDARDIZED_DEVIATIONS = 0.3, 3
@@ -32,12 +34,31 @@ def in_tests(task: Task) -> list[str]:
     return list(filter(None, lines))
 
 
-def _of_clients(data: FederatedData) -> np.ndarray | None:
+def in_training(task: Task) -> str | None:
+    """Returns advice for training that diverged on numbers that are not scaled; `None` if they are.
+
+    Looks at inputs and targets that are floats. Whole numbers are classes, words or pixels.
+    """
+    large = []
+    for what, place in ("inputs", 0), ("targets", 1):
+        values = _of_clients(task.train, place)
+        if values is None or values.dtype.kind != "f":
+            continue
+        with np.errstate(over="ignore", invalid="ignore"):
+            # By feature, since a large one is enough.
+            sizes = np.sqrt(np.mean(_by_feature(values) ** 2, axis=0))
+        if np.any(sizes > _LARGE):
+            large.append(f"{what} (up to {np.abs(values).max():.3g})")
+    return f"scale the {' and the '.join(large)}, or lower the learning rate" if large else None
+
+
+def _of_clients(data: FederatedData, place: int = 0) -> np.ndarray | None:
+    """Returns some clients' inputs (place 0) or targets (1), `[n, ...]`, if they are numbers."""
     filled = np.flatnonzero(data.sizes)
     if not filled.size:
         return None
     at = np.linspace(0, len(filled) - 1, min(_CLIENTS, len(filled))).astype(int)
-    found = [_first(data.examples(int(k)).x, _ROWS // len(at)) for k in filled[at]]
+    found = [_first(data.examples(int(k))[place], _ROWS // len(at)) for k in filled[at]]
     first = found[0]
     if first is None:
         return None
@@ -45,7 +66,7 @@ def _of_clients(data: FederatedData) -> np.ndarray | None:
 
 
 def _first(values: Any, number: int = _ROWS) -> np.ndarray | None:
-    """Returns the first inputs if they are numbers."""
+    """Returns the first values if they are numbers."""
     found = np.asarray(values[:number])
     return found if found.size and found.dtype.kind in "iuf" else None
 

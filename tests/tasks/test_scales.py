@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from simulation.errors import DivergedError
 from tasks import frames, scales
 from tasks.task import ArrayFederatedData, Examples, Task
 from tests.simulation.one_round import one_round
@@ -42,6 +43,26 @@ def test_pixels_beside_scaled_ones(scaled):
     (line,) = scales.in_tests(task(PIXELS, validation=data(scaled)))
     assert line.startswith("inputs of train are pixels up to 2")
     assert "those of validation are fractions up to" in line
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        (PIXELS, LABELS, "scale the inputs (up to 248), or lower the learning rate"),
+        (PIXELS, 1e6 * UNIT, "scale the inputs (up to 248) and the targets (up to 9.73e+05), or"),
+        (STANDARDIZED, 1e6 * UNIT[:, 0], "scale the targets (up to 8.51e+05), or"),
+        (np.full((8, 4), 1e30, np.float32), LABELS, "scale the inputs (up to 1e+30), or"),
+        (STANDARDIZED, STANDARDIZED, None),
+        (PIXELS.astype(np.uint8), 100 * LABELS, None),
+        (np.zeros((8, 4), "S3"), LABELS, None),
+    ],
+)
+def test_numbers_that_are_too_large_for_usual_rates(x, y, says):
+    rows = [[], [0, 1, 2], [3, 4, 5, 6, 7]]
+    found = scales.in_training(
+        dataclasses.replace(task(UNIT), train=ArrayFederatedData(x, y, rows))
+    )
+    assert found is None if says is None else found.startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -121,19 +142,32 @@ def test_many_clients_are_looked_at():
     assert line.startswith("input 0 has a median of 54")
 
 
-@pytest.mark.slow
-def test_a_run_warns(tmp_path):
+def dense(units):
     import tensorflow as tf
 
     def model(seed):
         tf.keras.utils.set_random_seed(seed)
-        return tf.keras.Sequential([tf.keras.layers.Dense(2, input_shape=(4,))])
+        return tf.keras.Sequential([tf.keras.layers.Dense(units, input_shape=(4,))])
 
+    return model
+
+
+@pytest.mark.slow
+def test_a_run_that_diverges_on_raw_numbers_says_to_scale_them(tmp_path):
+    y = 1000 * PIXELS[:, 0]
+    own = frames.from_arrays(PIXELS, y, [0] * 4 + [1] * 4, model=dense(1), test=None)
+    says = r"stops here; scale the inputs \(up to 248\) and the targets \(up to .*\), or lower the"
+    with pytest.raises(DivergedError, match=says):
+        one_round(own, tmp_path, client_learning_rate=1e6)
+
+
+@pytest.mark.slow
+def test_a_run_warns(tmp_path):
     own = frames.from_arrays(
         UNIT,
         LABELS,
         [0] * 4 + [1] * 4,
-        model=model,
+        model=dense(2),
         target_type="category",
         test_arrays=(PIXELS, LABELS),
     )
