@@ -201,7 +201,9 @@ class Experiment:
             self._look_at(request, task, keras_model, caller)
             self._missing = assembly.once("missing in training", task, missing.in_training)
             in_tests = assembly.once("missing in tests", task, missing.in_tests)
-            of_scales = assembly.once("scales of tests", task, scales.in_tests)
+            self._large = assembly.once("large numbers", task, scales.large_numbers)
+            of_scales = [scales.in_training(self._large, keras_model)]
+            of_scales += assembly.once("scales of tests", task, scales.in_tests)
             for line in filter(None, [self._missing, *in_tests, *of_scales]):
                 caller.warn(f"{line}.")
 
@@ -297,7 +299,7 @@ class Experiment:
             # Where ids are the user's own, they may be what is wrong.
             (caller.warn if "task" in self.request.objects else caller.say)(measured.note)
         told = self._callbacks(caller)
-        cure = lambda: self._missing or scales.in_training(task) or loop.CURE  # noqa: E731
+        cure = self._missing or scales.cure(self._large) or loop.CURE
         standing = self._standing(process)
         # Client states are opened first: if they are refused, nothing else has been changed.
         with self._client_states(standing.round_num) as client_states:

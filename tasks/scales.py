@@ -1,5 +1,6 @@
 """Whether inputs of tests are scaled as those of training are, and how large numbers are."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ _MOST_SCALED = 10
 _LEAST_RAW = 10
 # Numbers whose root mean square is above this are too large for usual learning rates.
 _LARGE = 10
+# Layers of Keras that take large numbers.
+_SCALING = "Rescaling Normalization BatchNormalization Embedding".split()
 # Standardised features have means of 0 and deviations of 1, and those of some clients about that.
 _STANDARDIZED_MEAN = 1
 _STANDARDIZED_DEVIATIONS = 0.3, 3
@@ -34,22 +37,54 @@ def in_tests(task: Task) -> list[str]:
     return list(filter(None, lines))
 
 
-def in_training(task: Task) -> str | None:
-    """Returns advice for training that diverged on numbers that are not scaled; `None` if they are.
+def large_numbers(task: Task) -> dict[str, float]:
+    """Returns the largest absolute values of training inputs and targets that are large floats.
 
-    Looks at inputs and targets that are floats. Whole numbers are classes, words or pixels.
+    Whole numbers are classes, words or pixels, and are not looked at.
+
+    Args:
+      task: The task.
+
+    Returns:
+      `inputs`, `targets`, both or neither → the largest absolute value.
     """
-    large = []
+    large = {}
     for what, place in ("inputs", 0), ("targets", 1):
         values = _of_clients(task.train, place)
-        if values is None or values.dtype.kind != "f":
+        if values is None or values.dtype.kind != "f" or not np.all(np.isfinite(values)):
             continue
-        with np.errstate(over="ignore", invalid="ignore"):
-            # By feature, since a large one is enough.
-            sizes = np.sqrt(np.mean(_by_feature(values) ** 2, axis=0))
-        if np.any(sizes > _LARGE):
-            large.append(f"{what} (up to {np.abs(values).max():.3g})")
-    return f"scale the {' and the '.join(large)}, or lower the learning rate" if large else None
+        # By feature, since a large one is enough.
+        if np.any(np.sqrt(np.mean(_by_feature(values) ** 2, axis=0)) > _LARGE):
+            large[what] = float(np.abs(values).max())
+    return large
+
+
+def in_training(large: Mapping[str, float], keras_model: Any) -> str:
+    """Returns a line that names large inputs and targets; empty if there are none.
+
+    Args:
+      large: See `large_numbers`.
+      keras_model: The task's model, if it could be made. Inputs are not named if one of its layers
+        scales them or looks them up.
+    """
+    layers = getattr(keras_model, "layers", ())
+    scaled = {"inputs"} if any(type(layer).__name__ in _SCALING for layer in layers) else set()
+    named = {what: most for what, most in large.items() if what not in scaled}
+    told = " and ".join(f"{what} as large as {most:.3g}" for what, most in named.items())
+    return told and (
+        f"training has {told}; unless the model or loss scales them, many learning rates diverge, "
+        "and adaptive methods learn slowly"
+    )
+
+
+def cure(large: Mapping[str, float]) -> str:
+    """Returns advice for training that diverged on large numbers; empty if there are none.
+
+    Args:
+      large: See `large_numbers`.
+    """
+    told = " and the ".join(f"{what} (up to {most:.3g})" for what, most in large.items())
+    return told and f"scale the {told}, or lower the learning rate"
 
 
 def _of_clients(data: FederatedData, place: int = 0) -> np.ndarray | None:

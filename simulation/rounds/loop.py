@@ -121,7 +121,7 @@ def run(
     before_round: Callable[[int], None] | None = None,
     callbacks: Callbacks | None = None,
     replace: Callable[[Any, Sequence[np.ndarray]], Any] | None = None,
-    cure: Callable[[], str] = lambda: CURE,
+    cure: str = CURE,
 ) -> tuple[Any, int]:
     """Runs rounds until all are done or the run is stopped.
 
@@ -147,7 +147,7 @@ def run(
       before_round: Called before every round with its number, from 1, if given.
       callbacks: Callbacks that follow the rounds and may stop the run.
       replace: (state, weights from a callback) → state with these weights.
-      cure: Returns advice for a run that has diverged, for its error message.
+      cure: Advice for a run that has diverged, for its error message.
 
     Returns:
       The state and the number of rounds done.
@@ -338,15 +338,13 @@ def _bounds_by(round_num: int, values: Mapping[str, float]) -> Mapping[str, floa
     return dict.fromkeys(columns, MOST_LOSS * max(1.0, loss)) if math.isfinite(loss) else {}
 
 
-def check_last(
-    values: Mapping[str, float], bounds: Mapping[str, float], cure: Callable[[], str]
-) -> None:
+def check_last(values: Mapping[str, float], bounds: Mapping[str, float], cure: str) -> None:
     """Checks that the losses of a run's last round, or of its model, have not diverged.
 
     Args:
       values: Metrics by column.
       bounds: See `loss_bounds`.
-      cure: Returns advice for the error message.
+      cure: Advice for the error message.
 
     Raises:
       DivergedError: If a loss is beyond its bound. A NaN is ignored, since one test example can
@@ -360,7 +358,7 @@ def check_last(
 
 
 def _line(what, cure):
-    return f"{what}: training diverged, so the run stops here; {cure()}."
+    return f"{what}: training diverged, so the run stops here; {cure}."
 
 
 def _is_sound(weights: np.ndarray) -> bool:

@@ -55,14 +55,16 @@ def test_pixels_beside_scaled_ones(scaled):
         (STANDARDIZED, STANDARDIZED, None),
         (PIXELS.astype(np.uint8), 100 * LABELS, None),
         (np.zeros((8, 4), "S3"), LABELS, None),
+        (np.where(PIXELS > 200, np.nan, PIXELS), LABELS, None),
     ],
 )
 def test_numbers_that_are_too_large_for_usual_rates(x, y, says):
     rows = [[], [0, 1, 2], [3, 4, 5, 6, 7]]
-    found = scales.in_training(
+    large = scales.large_numbers(
         dataclasses.replace(task(UNIT), train=ArrayFederatedData(x, y, rows))
     )
-    assert found is None if says is None else found.startswith(says)
+    assert scales.cure(large).startswith(says or "") and bool(large) == bool(says)
+    assert bool(scales.in_training(large, None)) == bool(says)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +155,26 @@ def dense(units):
 
 
 @pytest.mark.slow
+def test_inputs_that_a_layer_scales_are_not_named():
+    import tensorflow as tf
+
+    large = {"inputs": 1e3, "targets": 1e6}
+    assert scales.in_training(large, dense(1)(0)).startswith(
+        "training has inputs as large as 1e+03 and targets as large as 1e+06; unless the model"
+    )
+    layers = [tf.keras.layers.Rescaling(1e-3, input_shape=(4,)), tf.keras.layers.Dense(1)]
+    found = scales.in_training(large, tf.keras.Sequential(layers))
+    assert found.startswith("training has targets as large as 1e+06; ")
+
+
+@pytest.mark.slow
 def test_a_run_that_diverges_on_raw_numbers_says_to_scale_them(tmp_path):
     y = 1000 * PIXELS[:, 0]
     own = frames.from_arrays(PIXELS, y, [0] * 4 + [1] * 4, model=dense(1), test=None)
     says = r"stops here; scale the inputs \(up to 248\) and the targets \(up to .*\), or lower the"
-    with pytest.raises(DivergedError, match=says):
-        one_round(own, tmp_path, client_learning_rate=1e6)
+    with pytest.warns(RuntimeWarning, match=r"training has inputs as large as 248 and targets as"):
+        with pytest.raises(DivergedError, match=says):
+            one_round(own, tmp_path, client_learning_rate=1e6)
 
 
 @pytest.mark.slow
