@@ -137,8 +137,9 @@ def recomputed(paper, line):
         item, setup = line["setup"].split("/")
         toml = tomllib.loads((items.PAPERS / paper / f"{item}.toml").read_text())
         own = {**toml, **toml["setups"][setup]}
-        drawn = [f.get("column", own["curve"]) for f in own["figures"] if f["kind"] == "curves"]
-        places = [i for i, f in enumerate(own["figures"]) if f["kind"] == "curves"]
+        figures = own.get("figures", [{"kind": "curves"}])
+        drawn = [f.get("column", own["curve"]) for f in figures if f["kind"] == "curves"]
+        places = [i for i, f in enumerate(figures) if f["kind"] == "curves"]
         place = places[drawn.index(name)]
         file = f"curves_{place + 1}.csv" if place else "curves.csv"
         curves = pd.read_csv(items.PAPERS / paper / line["setup"] / file)
