@@ -39,6 +39,10 @@ def connected(address: str | None, num_cpus: int | None = None) -> Iterator[Any]
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Silences errors about Ray's dashboards and metrics, which are not used.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    # On a busy machine, Ray's processes may need more than the minute after which Ray ends them. It
+    # then waits forever for those that it starts in advance (ray-project/ray#40131).
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", "600")
     import ray
 
     with contextlib.ExitStack() as stack:

@@ -161,6 +161,23 @@ def test_a_slow_start_is_tried_once_more(failures, monkeypatch):
     assert len(folders) == 2 and not any(folder.exists() for folder in folders)
 
 
+def test_a_start_does_not_wait_for_processes_that_are_slow():
+    """Ray ends a process that starts too slowly; its driver waits forever for those it counts on.
+
+    A second is too short for any. A process of its own, since Ray reads its settings once.
+    """
+    script = "from simulation import cluster\nwith cluster.connected(None, 2): print('connected')"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=REPO,
+        env={**os.environ, "RAY_worker_register_timeout_seconds": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "connected\n", done.stderr
+
+
 def test_the_cut_belongs_to_the_run_and_its_workers_do_not(tmp_path):
     given = dict(task="synthetic", algorithm="fedavg", clients_per_round=4, client_batch_size=10)
     given |= dict(client_learning_rate=0.01, root_output_dir=tmp_path, progress=False)
