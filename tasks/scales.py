@@ -1,6 +1,6 @@
 """Whether inputs of tests are scaled as those of training are, and how large numbers are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,11 @@ _FEWEST_ROWS = 8
 def in_tests(task: Task) -> list[str]:
     """Returns a line for each part that is scaled while training is not, or the reverse."""
     lines = []
-    train = _of_clients(task.train)
+    train = _of_clients(task.train)[0]
     for part in ("test", "validation"):
         data = getattr(task, part)
         if data is not None:
-            lines.append(_difference(part, _of_clients(data), train))
+            lines.append(_difference(part, _of_clients(data)[0], train))
     if task.central_test is not None:
         lines.append(_difference("central_test", _first(task.central_test.x), train))
     return list(filter(None, lines))
@@ -49,8 +49,7 @@ def large_numbers(task: Task) -> dict[str, float]:
       `inputs`, `targets`, both or neither → the largest absolute value.
     """
     large = {}
-    for what, place in ("inputs", 0), ("targets", 1):
-        values = _of_clients(task.train, place)
+    for what, values in zip(("inputs", "targets"), _of_clients(task.train), strict=True):
         if values is None or values.dtype.kind != "f" or not np.all(np.isfinite(values)):
             continue
         # By feature, since a large one is enough.
@@ -87,13 +86,20 @@ def cure(large: Mapping[str, float]) -> str:
     return told and f"scale the {told}, or lower the learning rate"
 
 
-def _of_clients(data: FederatedData, place: int = 0) -> np.ndarray | None:
-    """Returns some clients' inputs (place 0) or targets (1), `[n, ...]`, if they are numbers."""
+def _of_clients(data: FederatedData) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Returns inputs and targets `[n, ...]` of some clients, or `None` for what is not numbers."""
     filled = np.flatnonzero(data.sizes)
     if not filled.size:
-        return None
+        return None, None
     at = np.linspace(0, len(filled) - 1, min(_CLIENTS, len(filled))).astype(int)
-    found = [_first(data.examples(int(k))[place], _ROWS // len(at)) for k in filled[at]]
+    number = _ROWS // len(at)
+    found = [[_first(v, number) for v in data.examples(int(k))[:2]] for k in filled[at]]
+    x, y = map(_joined, zip(*found, strict=True))
+    return x, y
+
+
+def _joined(found: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """Returns the values that have the first ones' shape, if those are numbers."""
     first = found[0]
     if first is None:
         return None

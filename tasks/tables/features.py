@@ -50,10 +50,10 @@ def feature_columns(table: Table, target: str, features: Sequence[str] | None) -
                 f"{table.what}: numbers written as text are left out: column "
                 f"{some(list(map(repr, as_text)))}; write them {PLAINLY}."
             )
-        others = [str(c) for c in left_out if c not in as_text]
-        if others:
+        rest = [str(c) for c in left_out if c not in as_text]
+        if rest:
             warn(
-                f"non-numeric columns are left out: {', '.join(others)}; name them in features "
+                f"non-numeric columns are left out: {', '.join(rest)}; name them in features "
                 "to include them."
             )
         counting = [repr(c) for c in columns if _numbers_rows(table.frame[c])]
