@@ -13,6 +13,7 @@ meaning.
 """
 
 import re
+from collections.abc import Container
 
 _METHODS = "--algorithm=fedavg, fedavgm (momentum), fedadagrad, fedadam or fedyogi"
 _SERVER_RATE = "the server's learning rate is constant here"
@@ -110,12 +111,26 @@ _OTHERWISE = {
 _COMMON = {
     "batch_size": ("client_batch_size",),
     "bs": ("client_batch_size",),
+    "checkpoint_every": ("rounds_per_checkpoint",),
+    "client_column": ("table_user",),
+    "client_id": ("table_user",),
     "clients": ("clients_per_round",),
+    "columns": ("table_features",),
     "comm_rounds": ("total_rounds",),
+    "csv": ("table_path",),
+    "csv_file": ("table_path",),
+    "csv_path": ("table_path",),
+    "data_file": ("table_path",),
+    "data_path": ("table_path", "data_dir"),
     "dataset": ("task",),
     "epochs": ("client_epochs_per_round",),
+    "eval_every": ("rounds_per_eval",),
+    "file": ("table_path",),
+    "label": ("table_target",),
+    "label_column": ("table_target",),
     "learning_rate": ("client_learning_rate", "server_learning_rate"),
     "local_epochs": ("client_epochs_per_round",),
+    "log_dir": ("root_output_dir",),
     "lr": ("client_learning_rate", "server_learning_rate"),
     "method": ("algorithm",),
     "momentum": ("client_momentum", "fedavgm_momentum"),
@@ -130,7 +145,12 @@ _COMMON = {
     "output_dir": ("root_output_dir",),
     "random_seed": ("seed",),
     "rounds": ("total_rounds",),
+    "save_every": ("rounds_per_checkpoint",),
     "strategy": ("algorithm",),
+    "table": ("table_path",),
+    "table_file": ("table_path",),
+    "target_column": ("table_target",),
+    "user_column": ("table_user",),
 }
 
 _TASKS = {
@@ -160,11 +180,18 @@ def of_flag(name: str) -> str | None:
     return next((f"It has no place here: {reason}." for reason in reasons), None)
 
 
-def of_common(name: str) -> str | None:
-    """Returns a sentence with the flags for a common name of a setting; `None` if unknown."""
-    if name not in _COMMON:
-        return None
-    return f"Did you mean {' or '.join(f'--{flag}' for flag in _COMMON[name])}?"
+def of_common(name: str, applying: Container[str]) -> str | None:
+    """Returns a sentence with the flags for a common name of a setting.
+
+    Args:
+      name: The name.
+      applying: The flags that the chosen method and task have.
+
+    Returns:
+      The sentence; `None` if the name is unknown, or none of its flags applies.
+    """
+    flags = [flag for flag in _COMMON.get(name, ()) if flag in applying]
+    return f"Did you mean {' or '.join(f'--{flag}' for flag in flags)}?" if flags else None
 
 
 def of_task(name: str) -> str | None:

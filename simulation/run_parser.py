@@ -60,13 +60,14 @@ class RunParser(parser.Parser):
         told = other_names.of_flag(name) or tff_names.of_argument(name)
         if told is not None:
             return f"Unknown flag --{name}. {told}"
-        owned = _own_setting(name, arguments, self.owners)
-        if owned is not None:
-            return f"Unknown flag --{name}. Did you mean --{owned}?"
-        told = other_names.of_common(name)
+        applying = _applying(arguments, self.owners)
+        owned = [flag for flag in applying if self.owners[flag][0].name == name]
+        if owned:
+            return f"Unknown flag --{name}. Did you mean --{owned[0]}?"
+        told = other_names.of_common(name, applying)
         if told is not None:
             return f"Unknown flag --{name}. {told}"
-        return super().unknown(name, arguments)
+        return parser.said_of_unknown("flag", name, self.names(), "--", first=applying)
 
     def help(self, full: bool, given: Mapping[str, Any]) -> str:
         """As in `Parser`, with the flags of the method and the task that are given."""
@@ -74,14 +75,11 @@ class RunParser(parser.Parser):
         return "\n\n".join([self.head(), *told, *self.tail(full)])
 
 
-def _own_setting(name: str, arguments: Sequence[str], owners: Any) -> str | None:
-    """Returns the flag `<owner>_<name>` if the chosen method or task has it."""
-    for kind in ("algorithm", "task"):
-        for argument in arguments:
-            flag, _, owner = argument.lstrip("-").partition("=")
-            if flag == kind and f"{owner}_{name}" in owners:
-                return f"{owner}_{name}"
-    return None
+def _applying(arguments: Sequence[str], owners: Mapping[str, tuple[Hparam, Owners]]) -> list[str]:
+    """Returns the flags of a run, of training, and of the chosen method and task."""
+    pairs = (argument.lstrip("-").partition("=") for argument in arguments)
+    chosen = {("run", "run"), ("training", "training"), *((k, name) for k, _, name in pairs)}
+    return [flag for flag, (_, owned_by) in owners.items() if not chosen.isdisjoint(owned_by)]
 
 
 def flag_owners() -> dict[str, tuple[Hparam, list[tuple[str, str]]]]:

@@ -1,6 +1,6 @@
 """Whether inputs of tests are scaled as those of training are, and how large numbers are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,14 +66,21 @@ def in_training(large: Mapping[str, float], keras_model: Any) -> str:
       keras_model: The task's model, if it could be made. Inputs are not named if one of its layers
         scales them or looks them up.
     """
-    layers = getattr(keras_model, "layers", ())
-    scaled = {"inputs"} if any(type(layer).__name__ in _SCALING for layer in layers) else set()
+    scales = any(type(layer).__name__ in _SCALING for layer in _layers(keras_model))
+    scaled = {"inputs"} if scales else set()
     named = {what: most for what, most in large.items() if what not in scaled}
     told = " and ".join(f"{what} as large as {most:.3g}" for what, most in named.items())
     return told and (
         f"training has {told}; unless the model or loss scales them, many learning rates diverge, "
         "and adaptive methods learn slowly"
     )
+
+
+def _layers(keras_model: Any) -> Iterator[Any]:
+    """Yields a model's layers, and those of models inside it."""
+    for layer in getattr(keras_model, "layers", ()):
+        yield layer
+        yield from _layers(layer)
 
 
 def cure(large: Mapping[str, float]) -> str:

@@ -209,7 +209,11 @@ class Parser:
     def unknown(self, name: str, arguments: Sequence[str]) -> str:
         """Returns the message about an unknown flag, with the most likely intended one."""
         del arguments
-        return said_of_unknown("flag", name, [*self.flags, *(c[0] for c in _COMMON)], "--")
+        return said_of_unknown("flag", name, self.names(), "--")
+
+    def names(self) -> list[str]:
+        """Returns the names of all flags, also of those that every command has."""
+        return [*self.flags, *(flag for flag, _, _ in _COMMON)]
 
     def help(self, full: bool, given: dict[str, Any]) -> str:
         """Returns the help.
@@ -341,12 +345,23 @@ def values_of(flag: str, arguments: Sequence[str]) -> list[str]:
     return values[flag].value
 
 
-def said_of_unknown(kind: str, name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns one line that a name is unknown, with the closest known name."""
+def said_of_unknown(
+    kind: str, name: str, known: Iterable[str], prefix: str = "", first: Iterable[str] = ()
+) -> str:
+    """Returns one line that a name is unknown, with the closest known name.
+
+    Args:
+      kind: What it should name, such as `flag`.
+      name: The unknown name.
+      known: The known names.
+      prefix: Text before each name.
+      first: Known names that are suggested before others, even if those are closer.
+    """
     known = list(known)
     if name in known:  # From Python, where the command's own flags cannot be set.
         return f"{kind.capitalize()} {prefix}{name} is for the command only."
-    close = difflib.get_close_matches(name, known, n=1)
+    closest = (difflib.get_close_matches(name, some, n=1) for some in (list(first), known))
+    close = next(filter(None, closest), None)
     hint = f" Did you mean {prefix}{close[0]}?" if close else ""
     return f"Unknown {kind} {prefix}{name}.{hint}"
 

@@ -163,8 +163,11 @@ def test_inputs_that_a_layer_scales_are_not_named():
         "training has inputs as large as 1e+03 and targets as large as 1e+06; unless the model"
     )
     layers = [tf.keras.layers.Rescaling(1e-3, input_shape=(4,)), tf.keras.layers.Dense(1)]
-    found = scales.in_training(large, tf.keras.Sequential(layers))
-    assert found.startswith("training has targets as large as 1e+06; ")
+    alone = tf.keras.Sequential(layers)
+    inside = tf.keras.Sequential([tf.keras.Sequential(layers), tf.keras.layers.Dense(1)])
+    for model in (alone, inside):
+        found = scales.in_training(large, model)
+        assert found.startswith("training has targets as large as 1e+06; ")
 
 
 @pytest.mark.slow
