@@ -254,7 +254,8 @@ def _run_here(missing: Any, outcomes: Any, shown: Any, deadline: float | None, c
         flags = {k: v for k, v in run.flags.items() if k not in run.objects}
         file = {"flagfile": run.flagfile} if run.flagfile else {}
         try:
-            settings = {**file, **flags, **_rounds_beyond(run), **minutes}
+            anew = {"fresh": True} if _lacks_state(run.folder) else {}
+            settings = {**file, **flags, **_rounds_beyond(run), **minutes, **anew}
             simulation.run(progress=False, **settings, **run.objects)
             outcomes[run] = Outcome(0, "done")
         except DivergedError as e:
@@ -480,6 +481,18 @@ def _rounds_beyond(run: PlannedRun) -> dict[str, int]:
     return {"total_rounds": done} if done > run.rounds else {}
 
 
+def _lacks_state(folder: pathlib.Path) -> bool:
+    """Returns whether a run with more rounds to do has results, but no state to go on from.
+
+    `tools/finished_runs.py` brings such runs, and a search may promote them.
+    """
+    try:
+        summary = run_folders.opened(folder).ended or {}
+    except RunError:
+        return False  # The run itself will report the damage.
+    return bool(summary.get("finished")) and not any(folder.glob("checkpoints/*"))
+
+
 def url_of(run: PlannedRun, resources: Resources) -> str:
     """Returns where the storage, which must be set, keeps a run."""
     assert resources.storage is not None
@@ -499,6 +512,8 @@ def _task(
     cluster.take_cores()
     if url:
         storage.pull(url, path)
+    if _lacks_state(path):
+        command = [*command, "--fresh"]
     path.mkdir(parents=True, exist_ok=True)
     # Redirect the descriptors themselves, since TensorFlow and TFF's worker bypass Python.
     with writing.open_to_append(path / LOG, "a", encoding="utf-8") as log:

@@ -1,10 +1,12 @@
 """Finished runs of an item that is not recorded go to another machine."""
 
+import json
 import pathlib
 
 import pytest
 
 from reproduction import items, run_folders, sweep
+from simulation.records import outputs
 from tools import finished_runs
 
 pytestmark = pytest.mark.slow
@@ -15,10 +17,10 @@ def setup():
     return items.load_item("adafedadam", "table5").setups["synthetic"]
 
 
-def _planned(setup, root):
+def _planned(setup, root, max_rounds=2):
     rows = ["fedavg", "fedadam"]
     points = {row: setup.points(row)[:1] for row in rows}
-    return items.planned_runs(setup, rows, points, [1], root=str(root), max_rounds=2)
+    return items.planned_runs(setup, rows, points, [1], root=str(root), max_rounds=max_rounds)
 
 
 def test_what_comes_back_is_done_and_the_rest_is_not(setup, tmp_path):
@@ -37,8 +39,28 @@ def test_what_comes_back_is_done_and_the_rest_is_not(setup, tmp_path):
     assert first_there.read().summary == first.read().summary
     assert first_there.read().metrics.equals(first.read().metrics)
     assert first_there.read().clients.equals(first.read().clients)
-    recorded = (other / folder).glob("*/hparams.json")
-    assert not any(str(tmp_path) in path.read_text() for path in recorded)
+    recorded = [path.read_text() for path in (other / folder).glob("*/hparams.json")]
+    assert not any(str(tmp_path) in text for text in recorded)
+    assert all(outputs.is_intact(json.loads(text)) for text in recorded)
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_run_that_came_back_may_get_more_rounds(setup, tmp_path, here):
+    """As a search promotes it: its state is not there, so it starts anew, to the same results."""
+    root, other, papers = tmp_path / "root", tmp_path / "other", tmp_path / "papers"
+    first, _ = _planned(setup, root)
+    sweep.execute([first], sweep.Resources())
+    finished_runs.pack(root, f"{setup.paper}/{setup.folder}", papers)
+    [brought] = finished_runs.unpack(other, papers)
+    [longer] = _planned(setup, other, max_rounds=3)[:1]
+    assert longer.folder == brought and not sweep.is_done(longer)
+
+    outcomes = sweep.execute([longer], sweep.Resources(here=here))
+    assert [outcome.code for outcome in outcomes.values()] == [0], outcomes
+    assert sweep.is_done(longer)
+    again = run_folders.opened(longer.folder).values("train/loss")[1]
+    assert (again[:2] == first.read().values("train/loss")[1]).all()
+    assert (longer.folder.parent / f"{longer.folder.name}.replaced-1").is_dir()
 
 
 def test_a_diverged_run_comes_back_as_such(setup, tmp_path):

@@ -7,7 +7,8 @@ An item may take longer than a machine is available. `pack` takes a FOLDER of ru
 `fedda/mnist_ae`. It archives the results of the finished and diverged runs, without states and
 event files, in `papers/<paper>/unfinished/<folder>.tar.xz`, and the league's in
 `league/unfinished/`. On another machine run `unpack`; `reproduce.py` with this
-`--root_output_dir` then skips these runs. Once an item is recorded, you may delete its archive.
+`--root_output_dir` then skips these runs. If a search promotes one of them, it starts anew, since
+its state is not there. Once an item is recorded, you may delete its archive.
 """
 
 import io
@@ -20,7 +21,7 @@ REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
 from simulation.records import outputs
-from tff_suite import command_line, parser
+from tff_suite import command_line, parser, writing
 
 PARSER = parser.Parser(__doc__)
 PARSER.positional("action", "what to do", choices=["pack", "unpack"])
@@ -45,7 +46,7 @@ def _without_places(text: str, root: pathlib.Path) -> str:
     data_dir = json.loads(text)["flags"].get("data_dir")
     for place, name in ((str(root), "results"), (str(REPO), "."), (data_dir, "data")):
         text = text.replace(place, name) if place else text
-    return text
+    return writing.json_text(outputs.with_checksum(json.loads(text))) + "\n"
 
 
 def pack(root: pathlib.Path, folder: str, papers: pathlib.Path) -> pathlib.Path:

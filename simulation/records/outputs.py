@@ -322,7 +322,7 @@ class ExperimentFolder:
     def write_with_checksum(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a JSON file with the run's id and a checksum of its content."""
         content = writing.finite_or_none({"run_id": self.run_id, **content})
-        self.write_json(name, {**content, _CHECKSUM: _checksum_of(content)})
+        self.write_json(name, with_checksum(content))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Writes a JSON file; NaN and infinite numbers become null."""
@@ -416,6 +416,12 @@ def is_of_earlier_version(recorded: Mapping[str, Any]) -> bool:
         "run_id",
         _CHECKSUM,
     }
+
+
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of a JSON file with its checksum, in place of an earlier one."""
+    others = {k: v for k, v in content.items() if k != _CHECKSUM}
+    return {**others, _CHECKSUM: _checksum_of(others)}
 
 
 def is_intact(content: Mapping[str, Any]) -> bool:
