@@ -76,7 +76,13 @@ class Table:
     def require(self, column: str, role: str) -> None:
         """Refuses a missing column."""
         # Of columns with several levels, an index also finds the name of one level.
-        if column not in self.frame.columns.tolist():
+        columns = self.frame.columns.tolist()
+        if column not in columns:
+            several = column.split(",") if isinstance(column, str) else column
+            if isinstance(several, list) and all(one in columns for one in several):
+                cure = "a tasks.task.Task takes several" if role == "target" else "join them"
+                found = ", ".join(map(str, several))
+                raise TaskError(f"{role} must be one column, found {found}; {cure}.")
             known = ", ".join(map(str, self.frame.columns[:20]))
             if column in self.frame.index.names:
                 known += ", and reset_index() makes columns of its index"
