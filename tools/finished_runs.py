@@ -8,7 +8,7 @@ An item may take longer than a machine is available. `pack` takes a FOLDER of ru
 event files, in `papers/<paper>/unfinished/<folder>.tar.xz`, and the league's in
 `league/unfinished/`. On another machine run `unpack`; `reproduce.py` with this
 `--root_output_dir` then skips these runs. If a search promotes one of them, it starts anew, since
-its state is not there. Once an item is recorded, you may delete its archive.
+the archive lacks its state. Once an item is recorded, you may delete its archive.
 """
 
 import io
