@@ -76,6 +76,21 @@ def test_a_diverged_run_comes_back_as_such(setup, tmp_path):
     assert run_folders.opened(there).diverged
 
 
+def test_paths_of_another_copy_of_the_suite_stay_out_of_the_archive(tmp_path):
+    run = tmp_path / "root" / "league" / "synthetic" / "study1" / "fedavg_seed1"
+    run.mkdir(parents=True)
+    command = ["run_experiment.py", "--flagfile=/else/where/league/synthetic.flags", "--seed=1"]
+    content = {"flags": {"data_dir": None}, "start": {"command": command}}
+    (run / "hparams.json").write_text(json.dumps(content))
+    (run / "summary.json").write_text("{}")
+    papers = tmp_path / "papers"
+    finished_runs.pack(tmp_path / "root", "league/synthetic/study1", papers)
+    [there] = finished_runs.unpack(tmp_path / "other", papers)
+    recorded = json.loads((there / "hparams.json").read_text())
+    assert recorded["start"]["command"][1] == "--flagfile=./league/synthetic.flags"
+    assert outputs.is_intact(recorded)
+
+
 def test_a_run_that_is_there_stays_as_it_is(setup, tmp_path):
     root, papers = tmp_path / "root", tmp_path / "papers"
     first, _ = _planned(setup, root)

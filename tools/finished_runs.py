@@ -16,6 +16,7 @@ import json
 import pathlib
 import sys
 import tarfile
+from collections.abc import Iterator
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
@@ -43,10 +44,21 @@ def _archive(papers: pathlib.Path, folder: str) -> pathlib.Path:
 
 def _without_places(text: str, root: pathlib.Path) -> str:
     """Returns hparams.json without the machine's paths, which may differ between resumed runs."""
-    data_dir = json.loads(text)["flags"].get("data_dir")
-    for place, name in ((str(root), "results"), (str(REPO), "."), (data_dir, "data")):
+    content = json.loads(text)
+    suites = [str(REPO), *_suites(content["start"]["command"])]
+    places = [(str(root), "results"), (content["flags"].get("data_dir"), "data")]
+    for place, name in [*places, *((suite, ".") for suite in suites)]:
         text = text.replace(place, name) if place else text
     return writing.json_text(outputs.with_checksum(json.loads(text))) + "\n"
+
+
+def _suites(command: list[str]) -> Iterator[str]:
+    """Yields the folders from which a command reads the suite's flag files: maybe other copies."""
+    for argument in command:
+        path = pathlib.PurePath(argument.removeprefix("--flagfile="))
+        for folder in path.parents:
+            if path.is_absolute() and (REPO / path.relative_to(folder)).is_file():
+                yield str(folder)
 
 
 def pack(root: pathlib.Path, folder: str, papers: pathlib.Path) -> pathlib.Path:
