@@ -461,7 +461,7 @@ def _of_models(before, now, kind, history):
     changed = [
         n
         for n in weights
-        if not model_identity.same_weights(before.get(n, "- 0 0"), now.get(n, "- 1 1"))
+        if not model_identity.same_weights(before.get(n, ""), now.get(n, ""))
     ]
     if len(changed) > 1 and len(changed) == len(weights):
         return ["model: initial weights"]

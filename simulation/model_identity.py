@@ -25,6 +25,9 @@ _NOT_OF_LAYERS = re.compile(
 # Initial weights can differ in their last bits between machines, which compute matrix
 # decompositions in different order.
 _LAST_BITS = 1e-6
+_NUMBER = r"(-?[\d.]+e[-+]\d+|-?inf|nan)"
+# What `describe_weights` returns: shapes, digest, norm and sum.
+_WEIGHTS = re.compile(rf"(.*) #\w+ {_NUMBER} {_NUMBER}")
 # Numbers of a weight that are processed at a time.
 _CHUNK = 1 << 20
 
@@ -302,13 +305,16 @@ def describe_weights(arrays: Sequence[np.ndarray]) -> str:
 
 
 def same_weights(before: str, now: str) -> bool:
-    """Returns whether two texts of `describe_weights` describe equal weights, except last bits."""
+    """Returns whether two texts of `describe_weights` describe equal weights, except last bits.
+
+    Any other text describes none, so it only equals itself.
+    """
     if before == now:
         return True
-    *shapes, _, norm, total = before.split(" ")
-    *others, _, other_norm, other_total = now.split(" ")
-    if shapes != others:
+    was, is_ = _WEIGHTS.fullmatch(before), _WEIGHTS.fullmatch(now)
+    if was is None or is_ is None or was[1] != is_[1]:
         return False
+    (norm, total), (other_norm, other_total) = was.groups()[1:], is_.groups()[1:]
     bound = _LAST_BITS * max(abs(float(norm)), 1e-30)
     close = abs(float(norm) - float(other_norm)), abs(float(total) - float(other_total))
     return max(close) <= bound

@@ -56,8 +56,8 @@ def _suites(command: list[str]) -> Iterator[str]:
     """Yields the folders from which a command reads the suite's flag files: maybe other copies."""
     for argument in command:
         path = pathlib.PurePath(argument.removeprefix("--flagfile="))
-        for folder in path.parents:
-            if path.is_absolute() and (REPO / path.relative_to(folder)).is_file():
+        for folder in path.parents if path.is_absolute() else ():
+            if (REPO / path.relative_to(folder)).is_file():
                 yield str(folder)
 
 

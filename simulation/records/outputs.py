@@ -312,6 +312,7 @@ class ExperimentFolder:
         if content is not None and (
             not _has({"objects": {}, **content}, {**kinds, "objects": dict})
             or not all(isinstance(value, Value) for value in content["flags"].values())
+            or not _is_identity(content["identity"])
         ):
             raise RunError(
                 f"{self.file('hparams.json')} is damaged: parts of it are missing; restore it, or "
@@ -377,6 +378,22 @@ def _has(content: Any, kinds: Mapping[str, Any]) -> bool:
     return all(isinstance(v, kind) and (kind is bool or v is not True) for v, kind in found)
 
 
+def _is_identity(content: Mapping[str, Any]) -> bool:
+    """Returns whether parts have the types that `simulation.identity` names; any may be absent."""
+    if not all(isinstance(part, dict) for part in content.values()):
+        return False
+    suite = {"files": {}, "edited": [], **content.get("suite", {})}
+    model, data = content.get("model", {}), content.get("data", {})
+    texts = [*model.values(), data.get("digest", "")]
+    counts = [value for name, value in data.items() if name != "digest"]
+    return (
+        _has(suite, {"files": dict, "edited": list})
+        and all(isinstance(text, str) for text in [*texts, *suite["edited"]])
+        and all(isinstance(count, int) for count in counts)
+        and all(isinstance(parts, dict) for parts in content.get("code", {}).values())
+    )
+
+
 def primary_column(summary: Mapping[str, Any] | None, columns: Sequence[str]) -> str | None:
     """Returns the column of metrics.csv with the primary metric of the run's task.
 
@@ -421,17 +438,13 @@ def is_of_earlier_version(recorded: Mapping[str, Any]) -> bool:
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the content of a JSON file with its checksum, in place of an earlier one."""
     others = {k: v for k, v in content.items() if k != _CHECKSUM}
-    return {**others, _CHECKSUM: _checksum_of(others)}
+    text = json.dumps(others, sort_keys=True)
+    return {**others, _CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def is_intact(content: Mapping[str, Any]) -> bool:
     """Returns whether the content of a JSON file matches its checksum."""
-    others = {k: v for k, v in content.items() if k != _CHECKSUM}
-    return content.get(_CHECKSUM) == _checksum_of(others)
-
-
-def _checksum_of(content):
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return content.get(_CHECKSUM) == with_checksum(content)[_CHECKSUM]
 
 
 def describe_start(command: Sequence[str], device: str, round_num: int) -> dict[str, Any]:

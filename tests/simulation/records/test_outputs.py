@@ -154,8 +154,9 @@ def open_folder(root, settings=SETTINGS, may_change=("total_rounds",)):
         return folder.resume_point(settings, may_change)
 
 
-def recorded(root, flags=SETTINGS, round_num=None):
-    content = {"flags": flags, "start": {"stack": "current"}, "resumed": [], "identity": {}}
+def recorded(root, flags=SETTINGS, round_num=None, identity=None):
+    content = {"flags": flags, "start": {"stack": "current"}, "resumed": []}
+    content["identity"] = identity or {}
     with outputs.ExperimentFolder(str(root), "x") as folder:
         folder.write_with_checksum("hparams.json", content)
     if round_num is not None:
@@ -169,6 +170,43 @@ def test_resume_point_of_an_empty_folder(tmp_path):
 def test_resume_point_is_the_newest_checkpoint(tmp_path):
     recorded(tmp_path, round_num=3)
     assert open_folder(tmp_path, {**SETTINGS, "total_rounds": 9})[0].round_num == 3
+
+
+IDENTITY = {
+    "method": {"version": 1},
+    "task": {"version": 2},
+    "suite": {"files": {"tasks/toy.py": "#12"}, "edited": ["tasks/toy.py"]},
+    "code": {"my_task.py": {"load()": "#34"}},
+    "values": {"loss, factor": "2.0"},
+    "model": {"layers": "dense", "layer 1 (dense), initial weights": "(3,) #56 1.0 2.0"},
+    "data": {"digest": "78", "training clients": 3},
+    "own_functions": {"the evaluator norm": "#90"},
+}
+
+
+def test_an_identity_is_read_as_it_was_written(tmp_path):
+    recorded(tmp_path, identity=IDENTITY)
+    with outputs.ExperimentFolder(str(tmp_path), "x") as folder:
+        assert folder.read_hparams()["identity"] == IDENTITY
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        *((part, None) for part in IDENTITY),
+        ("suite", {"files": None, "edited": []}),
+        ("suite", {"files": {}, "edited": None}),
+        ("suite", {"files": {}, "edited": [["tasks/toy.py"]]}),
+        ("code", {"my_task.py": "#34"}),
+        ("model", {"layers": ["dense"]}),
+        ("data", {"digest": "78", "training clients": [3]}),
+        ("data", {"digest": "78", "training clients": "three"}),
+    ],
+)
+def test_an_identity_of_other_types_is_refused(tmp_path, part, value):
+    recorded(tmp_path, identity={**IDENTITY, part: value})
+    with pytest.raises(RunError, match="is damaged: parts of it are missing"):
+        open_folder(tmp_path)
 
 
 def test_all_differing_flags_are_named(tmp_path):
