@@ -86,13 +86,8 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
             return Outcome("", None, e.signal)
     settings = request.run
     trackers.require_installed(settings)
-    with outputs.ExperimentFolder(
-        settings["root_output_dir"], settings["experiment_name"]
-    ) as folder:
-        if settings["fresh"]:
-            kept = folder.set_aside()
-            if kept:
-                caller.say(f"Moved the previous run from {folder.path} to {kept}.")
+    folder = outputs.ExperimentFolder(settings["root_output_dir"], settings["experiment_name"])
+    with folder, _started_anew(folder, caller) if settings["fresh"] else contextlib.nullcontext():
         request = resumption.with_recorded_runtime(request, folder)
         point = resumption.resume_point(request, folder)
         stopped = resumption.stopped(request, folder, caller)
@@ -127,6 +122,22 @@ def carry_out(request: Request, caller: Caller) -> Outcome:
             models.find(settings["initial_weights"])
         is_over = bool(point.finished == settings["total_rounds"] or stopped)
         return _work(request, folder, point, caller, started, is_over)
+
+
+@contextlib.contextmanager
+def _started_anew(folder: outputs.ExperimentFolder, caller: Caller) -> Iterator[None]:
+    """Moves the previous run aside, and back again if the new one ends before it has begun."""
+    kept = folder.set_aside()
+    if kept is None:
+        yield
+        return
+    caller.say(f"Moved the previous run from {folder.path} to {kept}.")
+    try:
+        yield
+    except BaseException:
+        if folder.put_back(kept):
+            caller.say("Moved the previous run back, since the new one did not start.")
+        raise
 
 
 def _work(

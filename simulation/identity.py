@@ -459,9 +459,7 @@ def _of_models(before, now, kind, history):
         # A model with other settings has other initial weights anyway.
         return [f"model: {text}" for text in texts]
     changed = [
-        n
-        for n in weights
-        if not model_identity.same_weights(before.get(n, ""), now.get(n, ""))
+        n for n in weights if not model_identity.same_weights(before.get(n, ""), now.get(n, ""))
     ]
     if len(changed) > 1 and len(changed) == len(weights):
         return ["model: initial weights"]

@@ -128,6 +128,26 @@ class ExperimentFolder:
                 held.release()
         return target
 
+    def put_back(self, kept: str) -> bool:
+        """Moves what `set_aside` moved back, if nothing was written since.
+
+        Args:
+          kept: The path that `set_aside` returned.
+
+        Returns:
+          Whether it was moved.
+
+        Raises:
+          RunError: If it cannot be moved.
+        """
+        with files.explained(self.path):
+            if os.listdir(self.path) != [".lock"]:
+                return False
+            os.remove(self.file(".lock"))
+            os.rmdir(self.path)
+            os.rename(kept, self.path)
+        return True
+
     def resume_point(
         self,
         settings: Mapping[str, Any],

@@ -269,6 +269,28 @@ def test_a_mistake_in_the_first_round_is_mended_and_run_again(user, command):
     assert code == 0 and "Starting" in out
 
 
+def test_a_run_that_cannot_start_anew_leaves_the_previous_one(user, command):
+    name = "--experiment_name=stays"
+    assert command(name)[0] == 0
+    folder = user.folder / "results" / "stays"
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    rows = user.folder / "rows.csv"
+    rows.rename(user.folder / "elsewhere.csv")
+    code, out, _ = command(name, "--fresh")
+    assert code and "Moved the previous run back" in out
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
+    assert [path.name for path in folder.parent.iterdir()].count("stays.replaced-1") == 0
+    (user.folder / "elsewhere.csv").rename(rows)
+    code, out, _ = command(name)
+    assert code == 0 and "is finished" in out
+    # What fails after the new run has begun is the new run's; the previous one stays aside.
+    user.write(losses_of_mine=LOSSES.replace("SCALE * tf", "SCALE * tf.math.log(-1.0) * tf"))
+    code, out, _ = command(name, "--fresh")
+    assert code == 3 and "Moved the previous run back" not in out
+    kept = folder.with_name("stays.replaced-1")
+    assert {p.name: p.read_bytes() for p in kept.iterdir() if p.is_file()} == before
+
+
 def test_changes_of_a_finished_run_are_accepted_or_run_anew(user, command):
     name = "--experiment_name=again"
     assert command(name)[0] == 0
