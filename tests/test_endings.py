@@ -282,6 +282,7 @@ _, at, number, *sys.argv = sys.argv
 module, _, name = at.partition(":")
 
 def come():
+    print("The signal comes.", flush=True)
     os.kill(os.getpid(), int(number))
 
 class Finder:
@@ -306,13 +307,13 @@ sys.meta_path.insert(0, Finder())
 sys.path.insert(0, ".")
 if at == "ignored":
     signal.signal(int(number), signal.SIG_IGN)
-    module, name = "simulation.loop", "run"
+    module, name = "simulation.rounds.loop", "run"
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 _STOPS = [number for number in _SIGNALS if number != signal.SIGKILL]
 _BEFORE_ROUNDS = [
     "absl",
-    "hparams",
+    "tff_suite.hparams",
     "simulation.experiment",
     "simulation.experiment_flags:parse",
     "tensorflow",
@@ -355,6 +356,7 @@ def test_what_is_ignored_stays_ignored(tmp_path, how):
     command = ("-c", _SIGNAL_TO_ITSELF, "ignored", int(how), "run_experiment.py")
     with running(*command, *arguments) as started:
         assert started.process.wait(120) == 0, started.said()
+        assert "The signal comes." in started.said()
         started.assert_nothing_is_left()
 
 
