@@ -278,7 +278,7 @@ def report(folders: Sequence[str], column: str | None, output: pathlib.Path) -> 
     told = cautions(runs)
     if told:
         lines += ["\n## What else differs\n", *(f"- {line}" for line in told)]
-    lines += [f"\n{line}" for line in run_folders.mixtures(runs)]
+    lines += [f"\n{line}" for line in [*run_folders.mixtures(runs), *run_folders.alike(runs)]]
     paired = paired_differences(runs, column)
     curves = aligned(runs, column)
     output.mkdir(parents=True, exist_ok=True)
@@ -387,6 +387,7 @@ def as_json(folders: Sequence[str], column: str | None) -> str:
             "caveats": [
                 *cautions(runs),
                 *run_folders.mixtures(runs),
+                *run_folders.alike(runs),
                 *_without_spread(paired, column),
             ],
         }

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -177,6 +178,15 @@ class RunFolder:
             table[column] = rounds[found], np.array([float(rows[i][column]) for i in found])
         return rounds, table
 
+    @functools.cached_property
+    def digest_of_numbers(self) -> str:
+        """A digest of metrics.csv without the columns of times, equal if every number is."""
+        content = hashlib.sha256()
+        for column, (rounds, numbers) in self._table[1].items():
+            if not column.startswith("time/"):
+                content.update(column.encode() + b"\0" + rounds.tobytes() + numbers.tobytes())
+        return content.hexdigest()
+
     @property
     def rounds(self) -> np.ndarray:
         """The rounds in metrics.csv, int64; empty if the run has not begun."""
@@ -336,6 +346,66 @@ def mixtures(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> l
         for texts, n in accepted.items()
     ]
     return lines
+
+
+def alike(runs: Sequence[RunFolder], names: Sequence[str] | None = None) -> list[str]:
+    """Returns lines on finished runs that have the same numbers in every round.
+
+    Their settings then differ in what has no effect, or nothing in them depends on the seed.
+
+    Args:
+      runs: Runs of one table.
+      names: What the table calls each run with its settings, but not its seed; by default `labels`.
+    """
+    known = labels(runs) if names is None else names
+    # Final numbers differ in nearly all cases, so few tables have to be compared.
+    by_final = _grouped(zip(runs, known, strict=True), _finals)
+    groups = [
+        group for some in by_final for group in _grouped(some, lambda run: run.digest_of_numbers)
+    ]
+    of_settings: dict[tuple[str, ...], list[int]] = {}
+    of_seeds: dict[tuple[int, ...], list[str]] = {}
+    for group in groups:
+        for seed in sorted({run.flags["seed"] for run, _ in group}):
+            same = tuple(dict.fromkeys(name for run, name in group if run.flags["seed"] == seed))
+            if len(same) > 1:
+                of_settings.setdefault(same, []).append(seed)
+        for name in dict.fromkeys(name for _, name in group):
+            seeds = tuple(sorted(run.flags["seed"] for run, other in group if other == name))
+            if len(set(seeds)) > 1:
+                of_seeds.setdefault(seeds, []).append(name)
+    return [
+        f"{_some(same)} have the same numbers in every round (seed {_listed(seeds)}): what differs "
+        "between them has no effect."
+        for same, seeds in of_settings.items()
+    ] + [
+        f"The seeds {_listed(seeds)} give the same numbers in every round in {_some(same)}: "
+        "nothing there depends on the seed, so there is no spread over seeds."
+        for seeds, same in of_seeds.items()
+    ]
+
+
+def _grouped(named: Iterable[tuple[RunFolder, str]], key: Any) -> list[list[tuple]]:
+    """Returns the groups of several runs with the same key; runs without one are left out."""
+    groups: dict[Any, list[tuple]] = {}
+    for run, name in named:
+        if (value := key(run)) is not None:
+            groups.setdefault(value, []).append((run, name))
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _finals(run: RunFolder) -> str | None:
+    """Returns a finished run's rounds and final numbers as text; `None` if it has none."""
+    ended = run.ended or {}
+    known = [ended.get("rounds"), ended.get("final")]
+    return json.dumps(known, sort_keys=True) if all(known) else None
+
+
+def _some(names: Sequence[str]) -> str:
+    """Returns names as part of a sentence; if there are many, only the first ones."""
+    if len(names) > _MOST_NAMED:
+        names = [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 # Rows of a table that a line names.

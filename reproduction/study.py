@@ -319,8 +319,12 @@ class Outcome:
         """Returns the sentences that must accompany the table."""
         records = self.records()
         found = results.caveats(records, self.setup)
-        found += run_folders.mixtures(
-            [run.read() for run in self.runs], [run.row for run in self.runs]
-        )
+        runs = [run.read() for run in self.runs]
+        found += run_folders.mixtures(runs, [run.row for run in self.runs])
+        found += run_folders.alike(runs, [_with_point(run) for run in self.runs])
         difference = results.largest_difference(records, self.setup)
         return [*found, *self.told, *filter(None, [difference])]
+
+
+def _with_point(run: PlannedRun) -> str:
+    return " ".join([run.row, *(f"{flag}={value}" for flag, value in run.point.items())])

@@ -219,6 +219,49 @@ def test_equal_values_on_all_seeds_have_no_spread(tmp_path):
     assert re.search(r"\| fedadam +\| 1 2 3 +\| 1 +\| 0\.2 +\| 0\.1 +\|", text)
 
 
+def write_finished(folder, algorithm, seed, values, seconds=1.0, final=None, **flags):
+    write_run(folder, algorithm, seed, values, **flags)
+    rows = "".join(f"{i},{v},{seconds + i}\n" for i, v in enumerate(values))
+    (folder / "metrics.csv").write_text(f"round_num,eval/accuracy,time/round_seconds\n{rows}")
+    final = {"eval/accuracy": values[-1] if final is None else final}
+    (folder / "summary.json").write_text(json.dumps({"rounds": len(values) - 1, "final": final}))
+
+
+def alike(root):
+    return run_folders.alike(run_folders.find_runs([str(root)]))
+
+
+def test_settings_without_effect_are_told(tmp_path):
+    for seed in (1, 2):
+        for mu in (0.1, 0.2, 0.5):
+            values = [0, 0.5 + seed / 8, 0.75 if mu == 0.5 else 0.7]
+            folder = tmp_path / f"{mu}_{seed}"
+            write_finished(folder, "fedprox", seed, values, seconds=mu, fedprox_mu=mu)
+    (line,) = alike(tmp_path)
+    assert line.startswith("fedprox mu=0.1 and fedprox mu=0.2 have the same numbers in every round")
+    assert "(seed 1 2)" in line and line.endswith("has no effect.")
+    assert line in compare.report([str(tmp_path)], None, tmp_path / "out")
+    assert line in json.loads(compare.as_json([str(tmp_path)], None))["caveats"]
+
+
+def test_seeds_without_effect_are_told(tmp_path):
+    for seed in (1, 2, 3):
+        write_finished(tmp_path / f"a{seed}", "fedavg", seed, [0, 0.25])
+        write_finished(tmp_path / f"b{seed}", "fedadam", seed, [0, 0.25 + min(seed, 2) / 8])
+    assert [line.partition(":")[0] for line in alike(tmp_path)] == [
+        "The seeds 1 2 3 give the same numbers in every round in fedavg",
+        "The seeds 2 3 give the same numbers in every round in fedadam",
+    ]
+
+
+def test_equal_ends_of_unequal_runs_are_not_told(tmp_path):
+    write_finished(tmp_path / "a", "fedavg", 1, [0, 0.2, 0.5])
+    write_finished(tmp_path / "b", "fedadam", 1, [0, 0.3, 0.5])
+    write_finished(tmp_path / "c", "fedadam", 2, [0, 0.5])
+    write_run(tmp_path / "d", "fedyogi", 1, [0, 0.2, 0.5])  # It has not ended.
+    assert alike(tmp_path) == []
+
+
 def start(folder, data, commit="c" * 40, digests=None):
     """Says how a run was computed, as a run of today does."""
     path = folder / "hparams.json"
