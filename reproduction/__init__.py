@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from tff_suite import imports as _imports  # noqa: F401  (has to come before TFF)
+
 if TYPE_CHECKING:
     import pandas as pd
 

@@ -46,7 +46,7 @@ def test_a_version_of_tensorflow_names_its_stack():
 
 
 @pytest.mark.quick_cases("tff_algos")
-@pytest.mark.parametrize("first", ["tff_algos", "tasks", "simulation", "tff_suite.command_line"])
+@pytest.mark.parametrize("first", ["tff_algos", "tasks", "simulation", "reproduction"])
 def test_tff_and_its_privacy_are_imported_after_the_suite(first):
     said = _answer(
         f"import {first}",
