@@ -343,8 +343,9 @@ def test_the_example_is_searched_and_resumed(tmp_path):
     command += ["--rows=clipped_fedavg", "--seeds=1", f"--root_output_dir={tmp_path / 'runs'}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    told = re.search(r"clipped_fedavg: (\S+), found by successive halving \((.*?)\)", done.stdout)
-    assert told.group(2) == "3 to round 3, 1 to round 9"
+    said = " ".join(done.stdout.split())  # Lines are wrapped.
+    told = re.search(r"clipped_fedavg: \S+, found by successive halving \((.*?)\)", said)
+    assert told and told.group(1) == "3 to round 3, 1 to round 9"
     folder = tmp_path / "runs/own_sweep/blobs/blobs"
     rounds = {
         path.parent.name: json.loads(path.read_text())["rounds"]

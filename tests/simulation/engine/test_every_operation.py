@@ -31,6 +31,7 @@ _ELSEWHERE = {
     *("TensorArrayGatherV3", "TensorArrayGradV3", "TensorArrayReadV3", "TensorArrayScatterV3"),
     *("TensorArraySizeV3", "TensorArrayV3", "TensorArrayWriteV3"),
     "LogicalXor",  # No operation has this name.
+    "TopK",  # No graph of today can have it; TopKV2 took its place.
     # Those of loops and branches are in test_batched_ops.py.
     *("Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While"),
 }
@@ -238,6 +239,7 @@ for _axis in (0, 1, -1):
             lambda i, a=_axis: tf.one_hot(i, 5, 2.0, -1.0, axis=a if a < 1 else -1),
             integers(0, 6, *_shape),
         )
+_case("TopKV2", lambda x: tf.math.top_k(x, 2), normal(4, 5))
 _case("Roll twice", lambda x: tf.roll(x, [1, 2], [0, -1]), normal(4, 5))
 _case("Squeeze", lambda x: (tf.squeeze(x), tf.squeeze(x, [1, -1])), normal(4, 1, 5, 1))
 

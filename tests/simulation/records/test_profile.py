@@ -76,5 +76,5 @@ def test_a_profile_is_written_and_changes_no_bit(tmp_path, capfd):
         run_experiment.main([*given, "--experiment_name=plain", "--total_rounds=5", "--profile=2"])
         == 0
     )
-    assert "--profile=2: these rounds were not done" in capfd.readouterr().out
+    assert "--profile=2: these rounds were not done" in capfd.readouterr().err
     assert not (tmp_path / "plain" / "plugins").exists()
