@@ -349,7 +349,7 @@ def test_stopped_before_the_first_round(tmp_path, at, how):
         started.assert_nothing_is_left()
 
 
-@pytest.mark.long
+@pytest.mark.quick_cases("SIGHUP")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", _STOPS, ids=_called)
 def test_what_is_ignored_stays_ignored(tmp_path, how):

@@ -11,7 +11,7 @@ from simulation import runtimes
 from simulation.engine import batching as vectorized
 from tasks.models import image_models, losses, models
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 _REQUIRED = {
     "of_bytes": {
@@ -102,6 +102,7 @@ def in_tff():
     return weights
 
 
+@pytest.mark.quick_cases("tag_regression-per_client-plain")
 @pytest.mark.parametrize("with_metrics", [True, False], ids=["metrics", "plain"])
 @pytest.mark.parametrize("runtime", runtimes.RUNTIMES)
 @pytest.mark.parametrize("name", sorted(_builders()))

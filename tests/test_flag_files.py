@@ -81,7 +81,8 @@ def smaller(given):
     return flags
 
 
-@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.quick_cases("adafedadam/flags/table5_synthetic_splits_adafedadam")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("flagfile", "settings"), rows())
 def test_two_rounds(monkeypatch, tmp_path, flagfile, settings):

@@ -7,7 +7,7 @@ import pytest
 REPO = pathlib.Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_notebook_runs(tmp_path):
     import nbclient

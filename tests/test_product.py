@@ -101,7 +101,8 @@ def assert_near(got, want, before):
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.quick_cases("afl-mnist_writers")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "task"),

@@ -62,7 +62,7 @@ def ran(folder, *arguments):
     return done.returncode, (folder / "ran").read_text().split(), done.stdout + done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_interrupted_part_goes_on_where_it_was(tmp_path):
     (tmp_path / "test_it.py").write_text(_TESTS)
     (tmp_path / ".gitignore").write_text("ran\nrepaired\nresults/\n__pycache__/\n")

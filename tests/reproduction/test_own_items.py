@@ -336,7 +336,7 @@ def test_a_table_keeps_its_other_rows(tmp_path, capsys):
     assert len(rows_after()) == 3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_example_is_searched_and_resumed(tmp_path):
     """Three points to round 3, one of them to round 9 in its own folder, by its own checkpoint."""
     command = [sys.executable, str(REPO / "reproduce.py"), f"--items={EXAMPLE}", "--item=blobs"]

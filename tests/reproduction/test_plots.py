@@ -424,7 +424,6 @@ def test_files_are_png_and_pdf_and_equal_figures_equal_files(tmp_path):
 # The command.
 
 
-@pytest.mark.long
 def test_every_kind_draws_from_folders_of_runs(tmp_path, capsys):
     folders = []
     for i, (tau, client, server) in enumerate([(0.1, 1, 1), (0.01, 1, 2), (0.01, 2, 2)]):

@@ -91,7 +91,7 @@ def test_a_finished_run_is_returned_and_stays_as_it_is(finished):
     assert again.summary == result.summary and again.rounds.equals(result.rounds)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_resumes(finished, tmp_path):
     _root, result = finished
     assert run(tmp_path, total_rounds=2).rounds.round_num.max() == 2
@@ -100,7 +100,7 @@ def test_it_resumes(finished, tmp_path):
     assert_same_run(pathlib.Path(longer.folder), pathlib.Path(result.folder))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_leaves_the_process_as_it_was(tmp_path, capfd):
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     stack = tff.framework.get_context_stack()
@@ -311,7 +311,7 @@ def test_examples_beyond_the_model_are_one_line(tmp_path, runtime, beyond):
         run(tmp_path, task=task, runtime=runtime, clients_per_round=2)
 
 
-@pytest.mark.long
+@pytest.mark.quick_cases("chunks")
 @pytest.mark.parametrize(
     "settings",
     [

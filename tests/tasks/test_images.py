@@ -565,7 +565,7 @@ def test_models_are_the_papers(model, num_parameters):
     assert task.settings["distort"] == (model == "resnet18")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_cifar100s_resnet_is_the_papers():
     task = tasks.load("cifar100_image", use_synthetic_data=True)
     assert task.keras_model_fn(0).count_params() == 11_227_812

@@ -115,7 +115,7 @@ def test_all_rows_can_be_dealt_although_classes_are_used_up(num_rows, num_client
     assert [len(part) for part in parts] == sizes
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_pachinko_shares_have_the_moments_of_both_distributions():
     # One client, rows in plenty: a coarse label's share has mean 1/4 and variance
     # (1/4)(3/4)/(4 alpha + 1), a fine label's share of it 1/3 and (1/3)(2/3)/(3 beta + 1).

@@ -120,7 +120,7 @@ def folder(tmp_path):
     return copy_of_suite.make(tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_file_in_the_folder_is_a_task(folder):
     (folder / "tasks" / "datasets" / "dropped_in.py").write_text(_TASK)
     told = copy_of_suite.run(folder, "--task=dropped_in", "--help")

@@ -282,7 +282,6 @@ def test_a_round_in_which_nobody_counts_leaves_the_state(problem):
     )
 
 
-@pytest.mark.long
 def test_setting_weights_keeps_the_aggregators_state(problem):
     process = build("adafedadam", aggregator="robust")
     with shared.installed("tff"):
@@ -509,7 +508,6 @@ def test_secure_sums_of_fractions_change_a_means_length_only():
     np.testing.assert_allclose(got, longer * want, atol=1e-6)
 
 
-@pytest.mark.long
 def test_term_agrees_with_itself_under_secure_sums(problem):
     settings = {"t": 2.0}
     off = {"aggregator_zeroing": False, "aggregator_clipping": False}
@@ -543,7 +541,6 @@ class _Unique(tff.aggregators.UnweightedAggregationFactory):
         return tff.templates.AggregationProcess(inner.initialize, next_fn)
 
 
-@pytest.mark.long
 def test_vectorized_refuses_by_name_and_auto_knows(problem):
     process = build(model_aggregator=_Unique(), client_weighting="uniform")
     with shared.installed("vectorized"):
@@ -556,7 +553,6 @@ def test_vectorized_refuses_by_name_and_auto_knows(problem):
         toy.run(process, problem)
 
 
-@pytest.mark.long
 def test_a_users_own_dp_names_its_generator():
     factory = tff.learning.dp_aggregator(0.3, 4)
     with pytest.warns(RuntimeWarning, match="draws from a generator without a seed .Random"):

@@ -11,8 +11,6 @@ from tests.tff_algos.test_keras_features import Y, one_step, step_of_keras
 from tff_algos.keras_bridge import from_keras
 from tff_algos.model import ModelError
 
-pytestmark = pytest.mark.long
-
 L = tf.keras.layers
 
 
@@ -152,6 +150,8 @@ def _model(make, x):
     return tf.keras.Model(inputs, L.Dense(3)(outputs))
 
 
+@pytest.mark.slow
+@pytest.mark.quick_cases("Dense", "PReLU", "MaxPooling1D", "UpSampling1D", "Attention")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_step_is_that_of_keras(name):
     """Of one client in `tff` and of two in `vectorized`, whose batch has padding."""

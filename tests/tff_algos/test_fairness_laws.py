@@ -127,7 +127,7 @@ def test_adafed_meets_more_clients_than_dimensions_where_they_agree(printed):
     np.testing.assert_allclose(d, u / np.dot(u, u), rtol=1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.quick_cases("gram_schmidt")
 @pytest.mark.parametrize("form", ["closed_form", "gram_schmidt"])
 def test_adafed_where_clients_are_not_independent(problem, form):
     rng = np.random.default_rng(7)
@@ -312,7 +312,7 @@ def _fedmgda_step(problem, deltas, epsilon):
     return _server_step(problem, "fedmgda_plus", _rows(deltas), epsilon=epsilon)[0]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_fedmgda_plus_limits(problem):
     rng = np.random.default_rng(3)
     deltas = rng.normal(size=(4, 12)) * np.array([[1.0], [10.0], [0.1], [0.0]])
@@ -390,7 +390,7 @@ def test_the_unfair_limit_is_uniform_averaging(problem, name, rounds, settings):
     _assert_close(states[-1].weights, want.weights[-1])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_term_with_a_large_tilt_follows_the_worst_client(problem):
     states, _ = _run(problem, "term", 1, t=1e5)
     losses = [problem_lib.mean_loss(problem.initial_weights, *c) for c in problem.clients]
@@ -398,7 +398,7 @@ def test_term_with_a_large_tilt_follows_the_worst_client(problem):
     _assert_close(states[0].weights, alone[0].weights)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_afl_keeps_a_mixture(problem):
     states, _ = _run(problem, "afl", gamma_lambda=1.0)
     assert states[-1].mixture.min() >= 0 and abs(states[-1].mixture.sum() - 1) < 1e-12
@@ -448,7 +448,7 @@ def test_adafedadam_with_one_full_batch_step_is_adam(problem, alpha):
             np.testing.assert_allclose(cohort_lib.flat(state.weights), x, atol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_adafedadam_counts_its_certainties(problem):
     states, metrics = _run(problem, "adafedadam", 3, beta1=0.9)
     certainties = [float(m["certainty"]) for m in metrics]

@@ -290,7 +290,6 @@ def test_fedlocal_of_sgd_goes_the_way_of_fedavg(problem):
     assert_same(states, fedavg(problem, orders=orders))
 
 
-@pytest.mark.long
 def test_mimelite_is_tffs_mimelite(problem):
     """An independent implementation, with momentum, on the same batches."""
     spec = (tf.TensorSpec([None, 3]), tf.TensorSpec([None], tf.int32))

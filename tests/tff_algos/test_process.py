@@ -299,7 +299,7 @@ def test_fedavg_of_one_client_is_sgd(problem):
     np.testing.assert_allclose(state.weights[1], bias, atol=1e-6)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_client_optimizer_builds_and_steps(problem):
     for name in registry.CLIENT_OPTIMIZERS:
         with shared.installed("tff"):

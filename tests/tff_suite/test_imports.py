@@ -34,7 +34,7 @@ def test_imports_stay_out_of_garbage_collection_which_goes_on(collects):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_is_not_used_is_imported_when_it_is():
     run(
         "imports.import_tensorflow()",
@@ -63,7 +63,7 @@ _JAX = (
 )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_was_imported_before_stays():
     keras = "keras" if compat.stack() == compat.PUBLISHED else "tf_keras"
     run(

@@ -140,7 +140,7 @@ def test_cohorts_of_one_and_of_nothing(problem, process):
     assert_same_rounds(process, [cohort(problem, r, s) for r, s in enumerate(sizes)])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_full_batches_of_unequal_size(problem, process):
     cohorts = [cohort(problem, r, s, full_batch=True, epochs=2) for r, s in enumerate(SIZES[2])]
     assert_same_rounds(process, cohorts)
@@ -183,7 +183,7 @@ def while_loops(graph):
     return [node.attr["body"].func.name for node in nodes if node.op in kinds]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_convolutions_with_dropout():
     process = tff_algos.build("fedavg", small_cnn(), **RATES)
     assert_same_rounds(process, [image_cohort([5, 9, 1]), image_cohort([2])], rtol=1e-4)
@@ -248,7 +248,7 @@ def test_loops_over_lists_of_tensors_in_one_block_end():
     assert graphs_of(process).executors == {(0, 1): ""}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_keras_lstm_is_refused_by_name():
     layers = tf.keras.layers
     model = image_model(layers.Reshape((6, 6)), layers.LSTM(3, name="recurrent"), layers.Dense(3))
@@ -295,7 +295,7 @@ def test_blocks():
     assert len(blocks_of([1] * 80, [500, 1] * 40)) == 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_blocks_do_not_change_results(problem, process, monkeypatch):
     monkeypatch.setattr(batching, "_WORTH_A_THREAD", 0)
     clients = cohort(toy.with_dropout(problem), 0, (4, 4, 4, 9, 9))
@@ -456,7 +456,7 @@ def test_what_auto_has_traced_is_what_runs(problem, monkeypatch, sizes, num_bloc
     assert gone() is None, "its programs must not keep a process for ever"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_auto_is_settled_once_for_a_run(tmp_path, monkeypatch, capsys):
     def run(*arguments):
         request = experiment_flags.parse(

@@ -59,7 +59,7 @@ def _rows(folder: pathlib.Path):
         return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_profile_is_written_and_changes_no_bit(tmp_path, capfd):
     given = [*_RUN, f"--root_output_dir={tmp_path}"]
     assert run_experiment.main([*given, "--experiment_name=plain"]) == 0

@@ -182,7 +182,7 @@ def test_prepared_sets_are_the_same(tmp_path, name):
     assert not tasks.get(name).prepare_fn()(str(raw), str(made)).new
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_command_prepares(tmp_path):
     _write(tmp_path, _cinic10())
     command = [sys.executable, "-m", "tasks.prepare", "--task=cinic10", f"--source={tmp_path}"]

@@ -61,7 +61,7 @@ def test_kerass_code_over_several_clients_and_on_a_gpu(monkeypatch):
     assert {"MatMul"} == operations() & {"MatMul", "SparseTensorDenseMatMul"}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_cohort_at_once_as_client_by_client():
     """Finding the places that are not zero has no form over several clients."""
     rng = np.random.default_rng(3)

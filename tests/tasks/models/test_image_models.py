@@ -88,7 +88,7 @@ def test_resnet_is_tffs(groups, monkeypatch):
     np.testing.assert_allclose(tf.add_n(ours.losses), tf.add_n(theirs.losses), rtol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_usual_strides_shrink_the_later_stages():
     sizes = {}
     for strides in ("usual", "tff"):

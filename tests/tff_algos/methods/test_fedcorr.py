@@ -363,7 +363,7 @@ def test_mixup_of_integers_is_refused():
         mixup.mixed(model)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_without_noise_found_stages_two_and_three_are_fedavg_on_all():
     """Equal clients have equal LIDs: one component, nothing noisy, nothing relabelled."""
     one = problem_lib.make_problem(3, (9,))
@@ -399,7 +399,7 @@ def test_without_noise_found_stages_two_and_three_are_fedavg_on_all():
             np.testing.assert_allclose(got, w, atol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_clients_of_random_labels_are_noisy():
     """100 % random labels, else classes that overlap little: these clients are the noisy group."""
     rng = np.random.default_rng(4)
@@ -479,7 +479,7 @@ def test_losses_that_are_not_finite_are_not_judged():
     assert (after.visits[noisy], after.visits[0]) == (1, 2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_labels_change_for_noisy_clients_only_and_the_given_ones_stay():
     problem = make_problem()
     clients = ToyClients(problem)
