@@ -403,13 +403,19 @@ def _finals(run: RunFolder) -> str | None:
 
 def _some(names: Sequence[str]) -> str:
     """Returns names as part of a sentence; if there are many, only the first ones."""
-    if len(names) > _MOST_NAMED:
-        names = [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    *others, last = _first(names)
+    return " and ".join(filter(None, [", ".join(others), last]))
 
 
 # Rows of a table that a line names.
 _MOST_NAMED = 4
+
+
+def _first(names: Sequence[str]) -> Sequence[str]:
+    """Returns names; if there are many, the first ones and how many more there are."""
+    if len(names) <= _MOST_NAMED:
+        return names
+    return [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
 
 
 def _mixture(what: str, versions: Any) -> str:
@@ -421,9 +427,7 @@ def _mixture(what: str, versions: Any) -> str:
         shown = version if len(version) <= 12 else "another" if told else "one"
         # Data depend on the seed, and differ with it for one reason.
         some = [n if is_data else f"{n} (seed {_listed(seeds)})" for n, seeds in of.items()]
-        if len(some) > _MOST_NAMED:
-            some[_MOST_NAMED - 1 :] = [f"{len(some) - _MOST_NAMED + 1} more"]
-        told.append(f"{shown} in {', '.join(some)}")
+        told.append(f"{shown} in {', '.join(_first(some))}")
     lines = _history(what, [int(v) for v in versions if v.isdigit()])
     return f"{what} {'; '.join(told)}" + (f" ({' '.join(lines)})" if lines else "")
 

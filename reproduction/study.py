@@ -20,6 +20,7 @@ from reproduction import (
     sweep,
 )
 from reproduction.items import PlannedRun, ReproduceError, Setup, UsageError
+from reproduction.setups import point_in_words
 from simulation.records import outputs
 from tff_suite import command_line
 from tff_suite.errors import FedError
@@ -327,4 +328,4 @@ class Outcome:
 
 
 def _with_point(run: PlannedRun) -> str:
-    return " ".join([run.row, *(f"{flag}={value}" for flag, value in run.point.items())])
+    return f"{run.row} {point_in_words(run.point)}".rstrip()

@@ -219,12 +219,12 @@ def test_equal_values_on_all_seeds_have_no_spread(tmp_path):
     assert re.search(r"\| fedadam +\| 1 2 3 +\| 1 +\| 0\.2 +\| 0\.1 +\|", text)
 
 
-def write_finished(folder, algorithm, seed, values, seconds=1.0, final=None, **flags):
+def write_finished(folder, algorithm, seed, values, seconds=1.0, **flags):
     write_run(folder, algorithm, seed, values, **flags)
     rows = "".join(f"{i},{v},{seconds + i}\n" for i, v in enumerate(values))
     (folder / "metrics.csv").write_text(f"round_num,eval/accuracy,time/round_seconds\n{rows}")
-    final = {"eval/accuracy": values[-1] if final is None else final}
-    (folder / "summary.json").write_text(json.dumps({"rounds": len(values) - 1, "final": final}))
+    ended = {"rounds": len(values) - 1, "final": {"eval/accuracy": values[-1]}}
+    (folder / "summary.json").write_text(json.dumps(ended))
 
 
 def alike(root):
