@@ -63,7 +63,7 @@ def _join(where: str, **options: Any) -> None:
     import ray
 
     try:
-        with _own_handlers(), _quiet(), warnings.catch_warnings():
+        with _own_handlers(), _without_forks(), _quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
     except Exception as e:  # Ray reports a slow start by this class itself.
@@ -151,6 +151,28 @@ def _own_handlers() -> Iterator[None]:
         yield
     finally:
         command_line.restore(before)
+
+
+@contextlib.contextmanager
+def _without_forks() -> Iterator[None]:
+    """Has Ray start its processes without `preexec_fn`, for which `subprocess` would fork.
+
+    In a process with gRPC's threads, such as TFF's, a forked child may crash. Ray uses it to end
+    its processes with this one, and to keep Ctrl-C from them.
+    """
+    from ray._private import services
+
+    module: Any = services
+    original = module.ConsolePopen
+
+    def start(command: Sequence[str], preexec_fn: Any = None, **options: Any) -> Any:
+        return original(supervisor.dying_with_parent(command), start_new_session=True, **options)
+
+    module.ConsolePopen = start
+    try:
+        yield
+    finally:
+        module.ConsolePopen = original
 
 
 @contextlib.contextmanager

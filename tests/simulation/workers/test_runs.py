@@ -178,6 +178,29 @@ def test_a_start_does_not_wait_for_processes_that_are_slow():
     assert done.stdout == "connected\n", done.stderr
 
 
+def test_ray_starts_without_forks():
+    """A process with gRPC's threads must not fork: the child may crash before it is Ray's."""
+    script = """
+import subprocess
+from simulation import cluster
+
+begun = []
+
+class Seen(subprocess.Popen):
+    def __init__(self, command, preexec_fn=None, **options):
+        begun.append(preexec_fn)
+        super().__init__(command, preexec_fn=preexec_fn, **options)
+
+subprocess.Popen = Seen
+with cluster.connected(None, 2):
+    print(len(begun) > 4, *{start for start in begun if start})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_the_cut_belongs_to_the_run_and_its_workers_do_not(tmp_path):
     given = dict(task="synthetic", algorithm="fedavg", clients_per_round=4, client_batch_size=10)
     given |= dict(client_learning_rate=0.01, root_output_dir=tmp_path, progress=False)
