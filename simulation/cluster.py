@@ -166,7 +166,7 @@ def _without_forks() -> Iterator[None]:
     original = module.ConsolePopen
 
     def start(command: Sequence[str], preexec_fn: Any = None, **options: Any) -> Any:
-        return original(supervisor.dying_with_parent(command), start_new_session=True, **options)
+        return original(supervisor.dying_with_parent(command), process_group=0, **options)
 
     module.ConsolePopen = start
     try:
