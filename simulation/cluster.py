@@ -143,14 +143,17 @@ def _ends_with_this_process() -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _own_handlers() -> Iterator[None]:
-    """Restores this process's signal handlers, which Ray replaces by its own."""
+    """Keeps this process's signal handlers, which Ray would replace by its own."""
+    from ray._private import utils
+
     before = {}
     if threading.current_thread() is threading.main_thread():
         before |= {number: signal.getsignal(number) for number in command_line.SIGNALS}
-    try:
-        yield
-    finally:
-        command_line.restore(before)
+    with _replaced(utils, "set_sigterm_handler", lambda handler: None):
+        try:
+            yield
+        finally:  # Ray's core installs some, too.
+            command_line.restore(before)
 
 
 @contextlib.contextmanager
@@ -162,17 +165,23 @@ def _without_forks() -> Iterator[None]:
     """
     from ray._private import services
 
-    module: Any = services
-    original = module.ConsolePopen
+    original = services.ConsolePopen
 
     def start(command: Sequence[str], preexec_fn: Any = None, **options: Any) -> Any:
         return original(supervisor.dying_with_parent(command), process_group=0, **options)
 
-    module.ConsolePopen = start
+    with _replaced(services, "ConsolePopen", start):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, value)
     try:
         yield
     finally:
-        module.ConsolePopen = original
+        setattr(module, name, original)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import simulation
 from simulation import cluster, run_hparams
 from simulation.errors import RunError
 from simulation.records import checkpoints
+from tff_suite import command_line
 
 REPO = pathlib.Path(__file__).resolve().parents[3]
 _MARK = "FEDOPT_TEST_WORKERS"
@@ -159,6 +160,25 @@ def test_a_slow_start_is_tried_once_more(failures, monkeypatch):
         with cluster.connected(None):
             assert [folder.exists() for folder in folders] == [False, True]
     assert len(folders) == 2 and not any(folder.exists() for folder in folders)
+
+
+def test_a_stop_while_ray_starts_is_heeded(monkeypatch):
+    """Ray's own handler would end the process with exit code 15 and without a word."""
+    import ray
+    from ray._private import utils
+
+    def init(**options):
+        utils.set_sigterm_handler(lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", init)
+    handlers = command_line.handle_stops(command_line.raise_stop)
+    try:
+        with pytest.raises(KeyboardInterrupt), cluster.connected(None):
+            pass
+        assert command_line.received() == signal.SIGTERM
+    finally:
+        command_line.restore(handlers)
 
 
 def test_a_start_does_not_wait_for_processes_that_are_slow():
