@@ -9,8 +9,10 @@ repeats only the rounds since the last checkpoint. A run prints to `log.txt` in 
 
 import contextlib
 import dataclasses
+import errno
 import os
 import pathlib
+import shutil
 import statistics
 import sys
 import tempfile
@@ -35,6 +37,9 @@ LOG = "log.txt"
 # Prefix of the source of an estimate that is not based on runs of the set-up.
 NEAREST = "nearest measured"
 _SECONDS_BETWEEN_PUSHES = 20.0
+# What the system and SQLite say of a full disk, and the free bytes too few for any run.
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
+_BYTES_OF_A_FULL_DISK = 1 << 20
 # Starting a process and importing TensorFlow takes longer than a small run. The number is limited,
 # since each run leaves its graphs in memory, some 10 MB for a small model.
 _RUNS_OF_A_PROCESS = 8
@@ -144,7 +149,8 @@ def execute(
       The outcome of each run that was not complete before, diverged ones included.
 
     Raises:
-      ReproduceError: If Ray can't be reached, or runs failed. Divergence does not count as failure.
+      ReproduceError: If Ray can't be reached, the disk is full, or runs failed. Divergence does not
+        count as failure.
     """
     missing, outcomes = [], {}
     for run in runs:
@@ -262,10 +268,24 @@ def _run_here(missing: Any, outcomes: Any, shown: Any, deadline: float | None, c
             outcomes[run] = Outcome(DIVERGED, str(e))
         except (DataError, HparamError, RunError) as e:
             outcomes[run] = Outcome(1, str(e))
+            _check_disk(run, outcomes[run])
         shown.ended(run, outcomes[run].said)
         shown.refresh()
         if check and outcomes[run].code == 0:
             check(run)
+
+
+def _check_disk(run: PlannedRun, outcome: Outcome) -> None:
+    """Ends the sweep if a run failed because its disk is full, since all others would fail, too.
+
+    It may have no space even for the line that says so.
+    """
+    said = any(text in outcome.said for text in _FULL)
+    if said or shutil.disk_usage(run.folder.parent).free < _BYTES_OF_A_FULL_DISK:
+        raise ReproduceError(
+            f"{run.name}: no space is left for {run.folder.parent}. Free some, then run the same "
+            "command again to resume."
+        )
 
 
 class Estimate(NamedTuple):
@@ -423,6 +443,8 @@ class _Sweep:
                 run, tries = going.pop(reference)
                 outcome = self._outcome(reference)
                 if outcome.code not in (0, DIVERGED, _WRONG_FLAGS):
+                    if not self._resources.storage:  # With it, machines have disks of their own.
+                        _check_disk(run, outcome)
                     if tries < self._resources.retries and outcome.code != 128 + 2:
                         self._shown.failed(run, outcome.said)
                         waiting.insert(0, (run, tries + 1))

@@ -170,6 +170,46 @@ def test_a_sweep_gives_up_where_every_machine_is_lost(monkeypatch, tmp_path, fla
         sweep.execute(runs, sweep.Resources(retries=2))
 
 
+@pytest.mark.parametrize(
+    ("said", "free"),
+    [
+        ("error: Cannot use a/log.txt: No space left on device.", 1 << 30),
+        ("error: Cannot use a/client_states.sqlite: database or disk is full.", 1 << 30),
+        ("nothing printed", 4096),
+    ],
+)
+def test_a_full_disk_ends_a_sweep_at_once(monkeypatch, tmp_path, flagfile, said, free):
+    """Every other run would fail as well, each of them three times."""
+
+    class Full(Connection):
+        def get(self, reference):
+            return sweep.Outcome(1, said)
+
+    started = []
+    connect_to(monkeypatch, [Full(started)])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=free))
+    runs = sweep_driver.short_runs(flagfile, tmp_path, 8)
+    with pytest.raises(ReproduceError, match=r"no space is left for .*run the same command again"):
+        sweep.execute(runs, sweep.Resources())
+    assert len(started) == 2
+
+
+def test_a_full_disk_of_one_machine_of_many_ends_no_sweep(monkeypatch, tmp_path, flagfile):
+    class Full(Connection):
+        full = True
+
+        def get(self, reference):
+            full, self.full = self.full, False
+            text = "error: Cannot use a: No space left on device."
+            return sweep.Outcome(1, text) if full else super().get(reference)
+
+    connect_to(monkeypatch, [Full([])])
+    runs = sweep_driver.short_runs(flagfile, tmp_path / "root", 3)
+    resources = sweep.Resources(storage=str(tmp_path / "storage"))
+    outcomes = sweep.execute(runs, resources)
+    assert {outcome.code for outcome in outcomes.values()} == {0}
+
+
 def test_a_machine_that_ray_gave_up_is_lost_and_not_too_small(monkeypatch, tmp_path, flagfile):
     class Given(Connection):
         alive = True
