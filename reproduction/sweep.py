@@ -280,11 +280,14 @@ def _check_disk(run: PlannedRun, outcome: Outcome) -> None:
 
     It may have no space even for the line that says so.
     """
-    said = any(text in outcome.said for text in _FULL)
-    if said or shutil.disk_usage(run.folder.parent).free < _BYTES_OF_A_FULL_DISK:
+    folder = run.folder.parent
+    full = any(text in outcome.said for text in _FULL)
+    if not full and folder.is_dir():  # A lost run may not have made it.
+        full = shutil.disk_usage(folder).free < _BYTES_OF_A_FULL_DISK
+    if full:
         raise ReproduceError(
-            f"{run.name}: no space is left for {run.folder.parent}. Free some, then run the same "
-            "command again to resume."
+            f"{run.name}: no space is left for {folder}. Free some, then run the same command "
+            "again to resume."
         )
 
 
