@@ -420,19 +420,29 @@ def _claim_counts(papers: Mapping[str, str]) -> str:
 
 
 def _main_claims(names: Mapping[str, str]) -> str:
-    """Returns a line for each paper: its main claim, the verdict and what decides it.
+    """Returns a line for each paper: its main claim, the verdict and one number behind it.
 
     Args:
       names: Folder under papers/ → the paper's name.
     """
-    claimed = {paper: _main_claim(paper) for paper in names}
-    lines = [[f"[{names[p]}]({p}/README.md)", *told.values()] for p, told in claimed.items()]
-    return _table(lines, ["paper", *next(iter(claimed.values()))])
+    lines = []
+    for paper, name in names.items():
+        main = claims.main_claim(paper)
+        page = f"{paper}/README.md"
+        # The first part that was run: its place in main_claims.csv does not depend on results.
+        shown = next((part for part in main.parts if part.read), main.parts[0])
+        number = _part_of_main_claim(shown)
+        if others := len(main.parts) - 1:
+            number += f"<br>[{others} more]({page})"
+        lines.append([f"[{name}]({page})", *_main_claim(main).values(), number])
+    return _table(lines, ["paper", *_MAIN_CLAIM, "one number behind it"])
 
 
-def _main_claim(paper: str) -> dict[str, str]:
-    """Returns heading → a paper's main claim, the verdict and what decides it."""
-    main = claims.main_claim(paper)
+_MAIN_CLAIM = ("main claim", "verdict", "data", "seeds")
+
+
+def _main_claim(main: claims.MainClaim) -> dict[str, str]:
+    """Returns heading → a paper's main claim, the verdict and the data behind it."""
     data, seeds = {}, set()
     for part in main.parts:
         for setup, record in part.read:
@@ -440,13 +450,8 @@ def _main_claim(paper: str) -> dict[str, str]:
             data[what + ", stand-in" * bool(setup.stand_in)] = None
             seeds.add(len(record["seeds"].split()))
     several = " to ".join(dict.fromkeys(map(str, (min(seeds), max(seeds))))) if seeds else ""
-    return {
-        "main claim": main.sentence,
-        "verdict": f"*{main.verdict}*",
-        "data": "<br>".join(data),
-        "seeds": several,
-        "numbers": "<br>".join(map(_part_of_main_claim, main.parts)),
-    }
+    told = (main.sentence, f"*{main.verdict}*", "<br>".join(data), several)
+    return dict(zip(_MAIN_CLAIM, told, strict=True))
 
 
 def _part_of_main_claim(part: claims.Verdict) -> str:
@@ -534,7 +539,9 @@ def paper_page(paper: str, text: str) -> str:
       text: The current README.
     """
     items = all_items(paper)
-    first, *others = _main_claim(paper).items()
+    main = claims.main_claim(paper)
+    first, *others = _main_claim(main).items()
+    others.append(("numbers", "<br>".join(map(_part_of_main_claim, main.parts))))
     text = _replace(text, "main", _table(others, first))
     text = _replace(text, "overview", _overview(items))
     text = _replace(text, "claims", _claims(paper))

@@ -242,16 +242,20 @@ def test_the_main_claims_follow_the_results(monkeypatch):
 def test_the_papers_page_opens_with_a_row_a_paper():
     opening = SCOREBOARD.partition("<!-- begin main -->")[0]
     assert not opening.removeprefix("# Papers").strip()
-    names = ["main claim", "verdict", "data", "seeds", "numbers"]
+    names = ["main claim", "verdict", "data", "seeds"]
     for paper, page in PAGES.items():
         row = row_of(SCOREBOARD, "main", page.splitlines()[0].removeprefix("# "))
-        assert list(row)[1:] == names and all(row.values()), paper
+        assert list(row)[1:] == [*names, "one number behind it"] and all(row.values()), paper
         main = claims.main_claim(paper)
+        number, _, more = row["one number behind it"].partition("<br>")
+        assert any(part.claim["claim"] in number for part in main.parts)
+        assert more == f"[{len(main.parts) - 1} more]({paper}/README.md)"
         assert row["main claim"] == main.sentence and main.verdict in row["verdict"]
         opening, _, block = page.partition("<!-- begin main -->")
         assert "\n## " not in opening
         block = block.partition("<!-- end main -->")[0]
         assert all(f"| {name} | {row[name]} |" in block for name in names)
+        assert number in block and all(part.claim["claim"] in block for part in main.parts)
     headings = re.findall(r"(?m)^## (.*)", SCOREBOARD)
     assert headings[:3] == ["What was easy", "What was hard", "What is missing"]
 
