@@ -400,12 +400,14 @@ def _page(
             "",
         )
     if best := _of_best(records, finals, narrow):
+        missing = sorted(set(narrow) - {r["workload"] for r in finals if r["track"] == "tuned"})
+        without = f" *Final* leaves out {_listed(missing)}: no final runs yet." if missing else ""
         yield from (
             f"## The best methods, with {_listed(sorted(narrow))}",
             "",
             f"These methods also ran on {_listed(sorted(narrow))}: FedAvg, and those that are best "
             "on the other workloads. The numbers are over all workloads. Areas are relative to the "
-            "best of these methods.",
+            f"best of these methods.{without}",
             "",
             *_table(best),
             "",

@@ -424,7 +424,7 @@ def test_a_workload_of_the_best_methods_alone_has_a_table_of_its_own():
         for s in (11, 12)
     ]
 
-    def page(records):
+    def page(records, finals=finals):
         methods = league_page.summary(every, league_page.of_all(finals, {"v"}))
         return "\n".join(
             league_page._page(records, [], methods, methods, finals, ["w", "v"], {"v"})
@@ -439,6 +439,9 @@ def test_a_workload_of_the_best_methods_alone_has_a_table_of_its_own():
     assert "SCAFFOLD" not in best.split("## Test data")[0]
     assert "| `v` | accuracy | FedSAM (1.20) |" in ranking
     assert "The best methods" not in page([*every, *narrow[:-1]])
+    said = "*Final* leaves out `v`: no final runs yet."
+    assert said not in whole
+    assert said in page([*every, *narrow], league_page.of_all(finals, {"v"}))
 
 
 def test_best_points_at_an_end_of_the_range_are_named():
