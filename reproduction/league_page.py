@@ -348,6 +348,7 @@ def _page(
         names = ", ".join(map(_name, elsewhere))
         lacking = f" Not ranked, since it has not run on all of them: {names}."
     tested = {r["workload"] for r in of_all(finals, narrow) if r["track"] == "tuned"}
+    best = _of_best(records, finals, narrow)
     # Where test data were used, if not yet everywhere.
     only = _listed(sorted(tested)) if tested and tested != set(workloads) else ""
     yield from (
@@ -363,7 +364,7 @@ def _page(
         *[""] * bool(told),
         "## Which should I try first?",
         "",
-        *_advice(ranked, workloads, len(problems), finals, narrow),
+        *_advice(ranked, workloads, len(problems), finals, narrow, best),
         "",
     )
     if ranked:
@@ -399,7 +400,7 @@ def _page(
             *_table(others),
             "",
         )
-    if best := _of_best(records, finals, narrow):
+    if best:
         missing = sorted(set(narrow) - {r["workload"] for r in finals if r["track"] == "tuned"})
         without = f" *Final* leaves out {_listed(missing)}: no final runs yet." if missing else ""
         yield from (
@@ -455,6 +456,7 @@ def _advice(
     studies: int,
     finals: Sequence[Mapping[str, Any]] = (),
     narrow: Collection[str] = (),
+    best: Sequence[Mapping[str, Any]] = (),
 ) -> list[str]:
     if not workloads or studies < league_studies.STUDIES * len(workloads):
         return [
@@ -485,9 +487,16 @@ def _advice(
     names = ", ".join(_name(record["method"]) for record in ahead)
     told = [
         f"On {where}, these clearly beat tuned FedAvg, both in validation loss and in rounds to "
-        f"the target: {names}. {_CLEARLY}",
-        _by_chance(len(ranked) - 1, studies),
+        f"the target: {names}. {_CLEARLY}"
     ]
+    of_best = next((r for r in best if r["method"] == league_studies.BASELINE), None)
+    if of_best is not None:
+        still = ", ".join(_name(record["method"]) for record in best if better(record, of_best))
+        told.append(
+            f"With {_listed(sorted(narrow))} as well, where only the best methods and FedAvg ran, "
+            f"these do: {still or 'none'}."
+        )
+    told.append(_by_chance(len(ranked) - 1, studies))
     dear = [r for r in ahead if (r["gradients_per_step"], r["vectors"]) > (1, 2)]
     if dear:
         costs = ", ".join(

@@ -410,9 +410,9 @@ def test_a_workload_of_the_best_methods_alone_has_a_table_of_its_own():
     """Methods that did not run on it keep their place in the ranking."""
     names = [f"study{k}" for k in (1, 2, 3)]
     every = [
-        _record("w", s, m, n)
+        _record("w", s, m, n, loss)
         for s in names
-        for m, n in (("fedavg", 20), ("fedsam", 10), ("scaffold", 40))
+        for m, n, loss in (("fedavg", 20, 1.0), ("fedsam", 10, 0.5), ("scaffold", 40, 1.0))
     ]
     narrow = [_record("v", s, m, n) for s in names for m, n in (("fedavg", 5), ("fedsam", 20))]
     finals = [
@@ -438,6 +438,12 @@ def test_a_workload_of_the_best_methods_alone_has_a_table_of_its_own():
     assert "| FedSAM | 0.50 |" in best
     assert "SCAFFOLD" not in best.split("## Test data")[0]
     assert "| `v` | accuracy | FedSAM (1.20) |" in ranking
+    # FedSAM is ahead on w alone, and its area of both equals FedAvg's.
+    assert "On `w`, these clearly beat tuned FedAvg" in ranking
+    assert "With `v` as well, where only the best methods and FedAvg ran, these do: none." in whole
+    faster = [_record("v", s, "fedsam", 1, 0.5) for s in names]
+    as_well = page([*every, *narrow[::2], *faster])
+    assert "where only the best methods and FedAvg ran, these do: FedSAM." in as_well
     assert "The best methods" not in page([*every, *narrow[:-1]])
     said = "*Final* leaves out `v`: no final runs yet."
     assert said not in whole
