@@ -425,7 +425,7 @@ def _main_claims(names: Mapping[str, str]) -> str:
     Args:
       names: Folder under papers/ → the paper's name.
     """
-    lines = []
+    lines, told = [], {}
     for paper, name in names.items():
         main = claims.main_claim(paper)
         page = f"{paper}/README.md"
@@ -434,11 +434,9 @@ def _main_claims(names: Mapping[str, str]) -> str:
         number = _part_of_main_claim(shown)
         if others := len(main.parts) - 1:
             number += f"<br>[{others} more]({page})"
-        lines.append([f"[{name}]({page})", *_main_claim(main).values(), number])
-    return _table(lines, ["paper", *_MAIN_CLAIM, "one number behind it"])
-
-
-_MAIN_CLAIM = ("main claim", "verdict", "data", "seeds")
+        told = _main_claim(main) | {"one number behind it": number}
+        lines.append([f"[{name}]({page})", *told.values()])
+    return _table(lines, ["paper", *told])
 
 
 def _main_claim(main: claims.MainClaim) -> dict[str, str]:
@@ -450,8 +448,12 @@ def _main_claim(main: claims.MainClaim) -> dict[str, str]:
             data[what + ", stand-in" * bool(setup.stand_in)] = None
             seeds.add(len(record["seeds"].split()))
     several = " to ".join(dict.fromkeys(map(str, (min(seeds), max(seeds))))) if seeds else ""
-    told = (main.sentence, f"*{main.verdict}*", "<br>".join(data), several)
-    return dict(zip(_MAIN_CLAIM, told, strict=True))
+    return {
+        "main claim": main.sentence,
+        "verdict": f"*{main.verdict}*",
+        "data": "<br>".join(data),
+        "seeds": several,
+    }
 
 
 def _part_of_main_claim(part: claims.Verdict) -> str:
@@ -540,8 +542,8 @@ def paper_page(paper: str, text: str) -> str:
     """
     items = all_items(paper)
     main = claims.main_claim(paper)
-    first, *others = _main_claim(main).items()
-    others.append(("numbers", "<br>".join(map(_part_of_main_claim, main.parts))))
+    numbers = {"numbers": "<br>".join(map(_part_of_main_claim, main.parts))}
+    first, *others = (_main_claim(main) | numbers).items()
     text = _replace(text, "main", _table(others, first))
     text = _replace(text, "overview", _overview(items))
     text = _replace(text, "claims", _claims(paper))
