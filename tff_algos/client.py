@@ -20,7 +20,7 @@ from tff_algos.purity import MethodError
 from tff_algos.registry import CLIENT_OPTIMIZERS
 from tff_algos.vector import Vector, on_vectors, to_tuples, to_vectors
 
-# The packages of optimizers whose steps are known not to depend on the weights; see `displace`.
+# The packages of optimizers whose steps are known not to depend on the weights (see `displace`).
 _OF_KNOWN_STEPS = ("tensorflow_federated.", "tff_algos.")
 
 
@@ -185,7 +185,7 @@ class Optimizer:
         Returns:
           The state and x_k - x after the step.
         """
-        if not type(self._optimizer).__module__.startswith(_OF_KNOWN_STEPS):
+        if not has_known_steps(self._optimizer):
             at = x + moved
             slots, weights = self.step(slots, at, gradient)
             return slots, moved + (weights - at)
@@ -194,6 +194,11 @@ class Optimizer:
         if decay is not None:
             moved = moved.map(lambda m, w: m - learning_rate * decay * w, x)
         return slots, moved
+
+
+def has_known_steps(optimizer: Any) -> bool:
+    """Returns whether an optimizer is TFF's or the suite's own, so that its steps are known."""
+    return type(optimizer).__module__.startswith(_OF_KNOWN_STEPS)
 
 
 def _optimizer_builder(name: str) -> Callable:

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_algos import driver, purity, registry, schedules, tff_models, tff_names
-from tff_algos.client import LocalTraining
+from tff_algos.client import LocalTraining, Optimizer, has_known_steps
 from tff_algos.client_data import (
     ClientData,
     check_indices,
@@ -24,6 +24,7 @@ from tff_algos.method import ClientState, Method, TffFederation
 from tff_algos.method_spec import COUNTS
 from tff_algos.model import Model, ModelError, unfit_explained
 from tff_algos.registry import MethodSpec
+from tff_algos.vector import Vector
 from tff_suite import hparams as hparams_lib
 from tff_suite import memory, user_warnings
 
@@ -468,6 +469,8 @@ def build(
     _refuse_metric_names(spec, model)
     for doubt in model.doubts:
         user_warnings.warn(doubt)
+    if client_optimizer is not None:
+        _refuse_ignored_rate(client_optimizer, model)
     local = LocalTraining(training, client_optimizer, schedule)
     if server_optimizer is not None:
         own["server_optimizer"] = _server_optimizer(spec, settings, server_optimizer)
@@ -549,6 +552,29 @@ def _client_optimizer(spec: MethodSpec, settings: dict[str, Any]) -> tuple[dict,
     if settings.get("client_learning_rate") is None and not has_rate:
         settings["client_learning_rate"] = float(rate)
     return settings, given
+
+
+def _refuse_ignored_rate(optimizer: Any, model: Model) -> None:
+    """Refuses an optimizer whose steps do not depend on the learning rate in its state."""
+    if has_known_steps(optimizer):
+        return
+    with tf.init_scope():
+        start = Vector(map(tf.convert_to_tensor, model.initial_weights))
+        one, other = (_two_steps(optimizer, start, rate) for rate in (0.5, 1.0))
+    if all(np.array_equal(a, b) for a, b in zip(one, other, strict=True)):
+        raise hparams_lib.HparamError(
+            f"client_optimizer={type(optimizer).__name__} takes the same step at every "
+            "learning_rate in its state, which the method sets every round. Let its step use it."
+        )
+
+
+def _two_steps(given, weights, learning_rate):
+    """Returns weights after two steps along gradients of ones. The first may be of length zero."""
+    optimizer = Optimizer(given)
+    slots = optimizer.start(weights, tf.constant(learning_rate))
+    for _ in range(2):
+        slots, weights = optimizer.step(slots, weights, Vector(map(tf.ones_like, weights)))
+    return weights
 
 
 def _client_schedule(settings: dict[str, Any]) -> tuple[dict, Callable | None]:

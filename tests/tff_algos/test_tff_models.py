@@ -394,9 +394,39 @@ def test_a_server_optimizer_of_tff_is_tffs_own_averaging(problem):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+class _OwnSgd(O.Optimizer):
+    """Gradient steps whose length is a function of the learning rate in the state."""
+
+    def __init__(self, length):
+        self._length = length
+
+    def initialize(self, specs):
+        return collections.OrderedDict(learning_rate=0.1)
+
+    def next(self, state, weights, gradients):
+        length = self._length(state["learning_rate"])
+        return state, tf.nest.map_structure(lambda w, g: w - length * g, weights, gradients)
+
+
+def test_an_own_optimizer_steps_by_the_rate_that_is_set(problem):
+    given = {"client_optimizer": _OwnSgd(lambda rate: rate), "client_learning_rate": 0.3}
+    results = [
+        toy.run(tff_algos.build("fedavg", toy.plain_model(problem), **settings), problem)
+        for settings in (given, {"client_learning_rate": 0.3})
+    ]
+    own, words = (states[-1].weights for states, _ in results)
+    for a, b in zip(own, words, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
+        (
+            "fedavg",
+            {"client_optimizer": _OwnSgd(lambda rate: 0.1), "client_learning_rate": 0.3},
+            "=_OwnSgd takes the same step at every learning_rate in its state",
+        ),
         (
             "fedavg",
             {"client_optimizer": 3},
