@@ -204,15 +204,15 @@ class Comparison:
         words = "; ".join(map(self._in_words, self.columns))
         better = {column["name"]: self.better(column["name"]) for column in self.columns}
         unknown = [name for name, one in better.items() if one is None]
-        bold = "; the best in bold" if len(unknown) < len(better) else ""
+        told = "One seed, so there are no intervals."
         if seeds.max() > 1:
-            bold = bold and f"{bold}, those within its interval underlined"
-            told = f"Mean over {number} seeds ± half a 95 % interval{bold}."
-        else:
-            told = f"One seed, so there are no intervals{bold}."
+            told = f"Mean over {number} seeds ± half a 95 % interval."
+        if len(unknown) < len(better):
+            underlined = "; underlined: within its interval" if seeds.max() > 1 else ""
+            told += f" Bold: the best{underlined}."
         if unknown:
             told += f" Whether more is better is unknown for {', '.join(unknown)}."
-        caption = caption or f"{self.title}. {told} {words}."
+        caption = caption or f"{self.title}. {told} Columns: {words}."
         return latex.table(self, better, caption, label, list(self.settings) if rates else None)
 
     def report(self, column: str | None = None) -> str:
@@ -247,7 +247,7 @@ class Comparison:
         else:
             which = "final model"
         metric = results.metric_in_words(column, column["metric"])
-        return f"{column['name']} ({metric}, {which})"
+        return f"{column['name']} = {metric}, {which}"
 
     def warnings(self, column: str | None = None) -> list[str]:
         """Returns sentences on what the numbers of a column cannot show.

@@ -580,7 +580,7 @@ def metric_in_words(column: Mapping[str, Any], metric: str) -> str:
       metric: How the metric is written.
     """
     if column.get("scale", 1) != 1:
-        metric += f" x {column['scale']:g}"
+        metric += f" × {column['scale']:g}"
     if "offset" in column:
         metric += f" + {column['offset']:g}"
     if "power" in column:

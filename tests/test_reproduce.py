@@ -536,7 +536,7 @@ def test_the_number_that_differs_most_is_told_with_its_reason(monkeypatch):
     told = "The largest difference, after fewer rounds, is b's acc: 30.00, paper 40.00."
     assert results.largest_difference(rows, SETUP) == told
     assert results.largest_difference([], SETUP) == ""
-    assert results.columns_in_words(SETUP) == ["acc `eval/accuracy` x 100"]
+    assert results.columns_in_words(SETUP) == ["acc `eval/accuracy` × 100"]
 
 
 def test_what_make_run_shows_has_a_reason_for_the_number_that_differs_most():
@@ -778,7 +778,7 @@ def test_rows_are_run_and_a_table_comes_out(tmp_path):
     assert "| fedavg   | ours" in done.stdout and "| fedavg   | paper" in done.stdout
     assert "Fewer rounds than the protocol" in done.stdout
     assert "The largest difference, after fewer rounds, is fedavg's" in done.stdout
-    assert "Columns (docs/metrics.md): avg `fairness/accuracy_avg_t` x 100; std" in done.stdout
+    assert "Columns (docs/metrics.md): avg `fairness/accuracy_avg_t` × 100; std" in done.stdout
     (header,) = [line for line in done.stdout.splitlines() if line.startswith("| method")]
     cells = [cell.strip() for cell in header.strip("|").split("|")]
     assert cells == ["method", "", "rounds", "avg", "std", "worst30"]

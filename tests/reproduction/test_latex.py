@@ -104,8 +104,8 @@ def test_greek_and_signs_are_what_pdflatex_can_set():
 
 def test_the_caption_of_one_seed_speaks_of_no_interval():
     one = made({"fedavg": [1.0]}).to_latex()
-    assert "One seed, so there are no intervals; the best in bold. x (eval/mse" in one
-    assert "interval underlined" not in one and "1 seeds" not in one
+    assert "One seed, so there are no intervals. Bold: the best. Columns: x = eval/mse" in one
+    assert "underlined" not in one and "1 seeds" not in one
     assert r"Mean over 2 seeds $\pm$ half" in made({"fedavg": [1.0, 2.0]}).to_latex()
 
 
