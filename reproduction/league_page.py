@@ -384,9 +384,11 @@ def _page(
             "every study. *Improvement* is the probability of a lower validation loss than "
             "FedAvg's in the same study. *Final* is the test metric relative to FedAvg's mean: the "
             "interquartile mean over workloads and five fresh seeds"
-            f"{only and f', so far only on {only}'}. *Gradients per step* and *vectors per round* "
-            "are what a client computes and what it receives and sends. Intervals are at 95 %, by "
-            "a bootstrap over studies or seeds; with three studies they are coarse.",
+            f"{only and f', so far only on {only}'}. That mean leaves out the highest and the "
+            "lowest quarter of the values, so a large lead on one workload counts little. "
+            "[Test data](#test-data) shows each workload. *Gradients per step* and *vectors per "
+            "round* are what a client computes and what it receives and sends. Intervals are at "
+            "95 %, by a bootstrap over studies or seeds; with three studies they are coarse.",
             "",
             *_table(ranked),
             "",
