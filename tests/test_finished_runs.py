@@ -63,6 +63,31 @@ def test_a_run_that_came_back_may_get_more_rounds(setup, tmp_path, here):
     assert (longer.folder.parent / f"{longer.folder.name}.replaced-1").is_dir()
 
 
+def test_a_run_that_was_stopped_goes_on_from_its_state(setup, tmp_path):
+    root, other, papers = tmp_path / "root", tmp_path / "other", tmp_path / "papers"
+    first, second = _planned(setup, root)
+    sweep.execute([first], sweep.Resources())
+    (first.folder / "summary.json").unlink()  # As if it had been stopped after its last round.
+    folder = f"{setup.paper}/{setup.folder}"
+    with pytest.raises(SystemExit, match=r"no run in .* has finished"):
+        finished_runs.pack(root, folder, papers)
+    sweep.execute([second], sweep.Resources())
+    finished_runs.pack(root, folder, papers, states=True)
+
+    brought = finished_runs.unpack(other, papers)
+    assert sorted(brought) == sorted(run.folder for run in _planned(setup, other))
+    longer, done = _planned(setup, other, max_rounds=3)
+    assert not list(done.folder.glob("checkpoints"))
+    outcomes = sweep.execute([longer], sweep.Resources())
+    assert [outcome.code for outcome in outcomes.values()] == [0], outcomes
+    assert "Resum" in (longer.folder / "log.txt").read_text()
+    [straight] = _planned(setup, tmp_path / "straight", max_rounds=3)[:1]
+    sweep.execute([straight], sweep.Resources())
+    for column in ("train/loss", "eval/accuracy"):
+        here, there = (run.read().values(column)[1] for run in (longer, straight))
+        assert list(here) == list(there)
+
+
 def test_a_diverged_run_comes_back_as_such(setup, tmp_path):
     """A search counts it as tried; without it, the search would be unfinished."""
     root, other, papers = tmp_path / "root", tmp_path / "other", tmp_path / "papers"

@@ -1,4 +1,4 @@
-"""Archives the finished runs of items that are not recorded yet, and restores them.
+"""Archives the runs of items that are not recorded yet, and restores them.
 
     python tools/finished_runs.py pack results/reproduce fedda/mnist_ae
     python tools/finished_runs.py unpack results/reproduce
@@ -8,7 +8,9 @@ An item may take longer than a machine is available. `pack` takes a FOLDER of ru
 event files, in `papers/<paper>/unfinished/<folder>.tar.xz`, and the league's in
 `league/unfinished/`. On another machine run `unpack`; `reproduce.py` with this
 `--root_output_dir` then skips these runs. If a search promotes one of them, it starts anew, since
-the archive lacks its state. Once an item is recorded, you may delete its archive.
+the archive lacks its state. With `--states` the archive also has the other runs with their states
+as of the newest checkpoint, so that they continue from there. Stop the runs first. Once an item is
+recorded, you may delete its archive.
 """
 
 import io
@@ -28,12 +30,15 @@ PARSER = parser.Parser(__doc__)
 PARSER.positional("action", "what to do", choices=["pack", "unpack"])
 PARSER.positional("root", "--root_output_dir of the runs")
 PARSER.positional("folders", "folders of runs below it, to pack", many=True, required=False)
+PARSER.flag("states", False, "Pack the runs that have not ended, too: several MB each.")
 
 # The league is no paper: it stands beside papers/.
 LEAGUE = "league"
 # What results, tables and figures are made of; `reproduction.run_folders` reads no other file but
 # data_digests.json, where it is there.
 FILES = ("client_metrics.csv", outputs.DIVERGED, "hparams.json", "metrics.csv", "summary.json")
+# What else a run needs to continue, beside its newest checkpoint.
+STATE_FILES = ("client_states.sqlite", "data_digests.json", "encoding.json")
 
 
 def _archive(papers: pathlib.Path, folder: str) -> pathlib.Path:
@@ -61,38 +66,52 @@ def _suites(command: list[str]) -> Iterator[str]:
                 yield str(folder)
 
 
-def pack(root: pathlib.Path, folder: str, papers: pathlib.Path) -> pathlib.Path:
+def _files(run: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files of a run that go into the archive: if it has not ended, with its state."""
+    paths = [run / name for name in FILES]
+    if not _has_ended(run):
+        newest = max(run.glob("checkpoints/*.checkpoint"))
+        paths += [*(run / name for name in STATE_FILES), newest]
+    return [path for path in paths if path.exists()]
+
+
+def _has_ended(run: pathlib.Path) -> bool:
+    return any((run / name).exists() for name in ("summary.json", outputs.DIVERGED))
+
+
+def pack(
+    root: pathlib.Path, folder: str, papers: pathlib.Path, states: bool = False
+) -> pathlib.Path:
     """Writes the archive of a folder's finished and diverged runs; equal runs give equal bytes.
 
     Args:
       root: The `--root_output_dir` of the runs.
       folder: The folder below it, `<paper>/<folder of the runs>`.
       papers: The folder `papers`.
+      states: Whether to pack the runs that have a checkpoint but have not ended, too.
 
     Returns:
       The archive.
 
     Raises:
-      SystemExit: If no run in the folder has finished or diverged.
+      SystemExit: If the folder has no such run.
     """
-    ended = ("summary.json", outputs.DIVERGED)
-    runs = sorted({path.parent for name in ended for path in (root / folder).glob(f"*/{name}")})
-    runs = [run for run in runs if ".replaced-" not in run.name]
+    runs = [run for run in sorted((root / folder).glob("*")) if ".replaced-" not in run.name]
+    begun = [run for run in runs if states and any(run.glob("checkpoints/*.checkpoint"))]
+    runs = [run for run in runs if _has_ended(run) or run in begun]
     if not runs:
         raise SystemExit(f"error: no run in {root / folder} has finished.")
     target = _archive(papers, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(".part")
     with tarfile.open(part, "w:xz") as archive:
-        for path in (run / name for run in runs for name in FILES):
-            if not path.exists():
-                continue
-            content = path.read_text(encoding="utf-8")
+        for path in (path for run in runs for path in _files(run)):
+            content = path.read_bytes()
             if path.name == "hparams.json":
-                content = _without_places(content, root)
+                content = _without_places(content.decode(), root).encode()
             member = tarfile.TarInfo(path.relative_to(root).as_posix())
-            member.size = len(content.encode())
-            archive.addfile(member, io.BytesIO(content.encode()))
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     part.replace(target)
     return target
 
@@ -104,15 +123,17 @@ def unpack(root: pathlib.Path, papers: pathlib.Path) -> list[pathlib.Path]:
     for path in sorted([*papers.glob("*/unfinished/*.tar.xz"), *of_league]):
         with tarfile.open(path) as archive:
             members = archive.getmembers()
-            for run in dict.fromkeys(pathlib.PurePath(member.name).parent for member in members):
+            runs = [pathlib.PurePath(member.name).parent for member in members]
+            for run in dict.fromkeys(run for run in runs if run.name != "checkpoints"):
                 try:
                     (root / run).mkdir(parents=True)
                 except FileExistsError:
                     continue  # It may have gone on since.
                 for member in members:
-                    if pathlib.PurePath(member.name).parent == run:
-                        content = archive.extractfile(member).read()
-                        (root / member.name).write_bytes(content)
+                    path = pathlib.PurePath(member.name)
+                    if path.is_relative_to(run):
+                        (root / path).parent.mkdir(exist_ok=True)
+                        (root / path).write_bytes(archive.extractfile(member).read())
                 brought.append(root / run)
     return brought
 
@@ -126,7 +147,7 @@ def main(arguments: list[str]) -> int:
         for run in unpack(root, REPO / "papers"):
             print(run)
     for folder in given.folders:
-        print(pack(root, folder, REPO / "papers"))
+        print(pack(root, folder, REPO / "papers", given.states))
     return 0
 
 
