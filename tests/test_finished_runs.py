@@ -78,9 +78,11 @@ def test_a_run_that_was_stopped_goes_on_from_its_state(setup, tmp_path):
     assert sorted(brought) == sorted(run.folder for run in _planned(setup, other))
     longer, done = _planned(setup, other, max_rounds=3)
     assert not list(done.folder.glob("checkpoints"))
+    files = [path for path in other.rglob("*") if path.is_file()]
+    assert not any(str(tmp_path).encode() in path.read_bytes() for path in files)
     outcomes = sweep.execute([longer], sweep.Resources())
     assert [outcome.code for outcome in outcomes.values()] == [0], outcomes
-    assert "Resum" in (longer.folder / "log.txt").read_text()
+    assert "Resuming after round 2" in (longer.folder / "log.txt").read_text()
     [straight] = _planned(setup, tmp_path / "straight", max_rounds=3)[:1]
     sweep.execute([straight], sweep.Resources())
     for column in ("train/loss", "eval/accuracy"):

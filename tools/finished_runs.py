@@ -18,12 +18,14 @@ import json
 import pathlib
 import sys
 import tarfile
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPO))
 
-from simulation.records import outputs
+from simulation.records import checkpoints, outputs
 from tff_suite import command_line, parser, writing
 
 PARSER = parser.Parser(__doc__)
@@ -37,6 +39,7 @@ LEAGUE = "league"
 # What results, tables and figures are made of; `reproduction.run_folders` reads no other file but
 # data_digests.json, where it is there.
 FILES = ("client_metrics.csv", outputs.DIVERGED, "hparams.json", "metrics.csv", "summary.json")
+CHECKPOINTS = "checkpoints"
 # What else a run needs to continue, beside its newest checkpoint.
 STATE_FILES = ("client_states.sqlite", "data_digests.json", "encoding.json")
 
@@ -47,17 +50,17 @@ def _archive(papers: pathlib.Path, folder: str) -> pathlib.Path:
     return home / paper / "unfinished" / f"{name.replace('/', '-')}.tar.xz"
 
 
-def _without_places(text: str, root: pathlib.Path) -> str:
-    """Returns hparams.json without the machine's paths, which may differ between resumed runs."""
-    content = json.loads(text)
-    suites = [str(REPO), *_suites(content["start"]["command"])]
-    places = [(str(root), "results"), (content["flags"].get("data_dir"), "data")]
-    for place, name in [*places, *((suite, ".") for suite in suites)]:
+def _without_places(
+    text: str, root: pathlib.Path, flags: Mapping[str, Any], command: Sequence[str] = ()
+) -> str:
+    """Returns a record without the machine's paths, which may differ between resumed runs."""
+    places = [(str(root), "results"), (flags.get("data_dir"), "data")]
+    for place, name in [*places, *((suite, ".") for suite in (str(REPO), *_suites(command)))]:
         text = text.replace(place, name) if place else text
-    return writing.json_text(outputs.with_checksum(json.loads(text))) + "\n"
+    return text
 
 
-def _suites(command: list[str]) -> Iterator[str]:
+def _suites(command: Sequence[str]) -> Iterator[str]:
     """Yields the folders from which a command reads the suite's flag files: maybe other copies."""
     for argument in command:
         path = pathlib.PurePath(argument.removeprefix("--flagfile="))
@@ -66,17 +69,41 @@ def _suites(command: list[str]) -> Iterator[str]:
                 yield str(folder)
 
 
-def _files(run: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files of a run that go into the archive: if it has not ended, with its state."""
-    paths = [run / name for name in FILES]
+def _contents(run: pathlib.Path, root: pathlib.Path) -> dict[str, bytes]:
+    """Returns what goes into the archive, by name: if the run has not ended, with its state."""
+    names = [*FILES] if _has_ended(run) else [*FILES, *STATE_FILES]
+    contents = {name: (run / name).read_bytes() for name in names if (run / name).exists()}
+    if "hparams.json" in contents:
+        contents["hparams.json"] = _hparams(contents["hparams.json"].decode(), root).encode()
     if not _has_ended(run):
-        newest = max(run.glob("checkpoints/*.checkpoint"))
-        paths += [*(run / name for name in STATE_FILES), newest]
-    return [path for path in paths if path.exists()]
+        contents |= _newest_checkpoint(run, root)
+    return contents
+
+
+def _hparams(text: str, root: pathlib.Path) -> str:
+    content = json.loads(text)
+    text = _without_places(text, root, content["flags"], content["start"]["command"])
+    return writing.json_text(outputs.with_checksum(json.loads(text))) + "\n"
+
+
+def _newest_checkpoint(run: pathlib.Path, root: pathlib.Path) -> dict[str, bytes]:
+    newest, _ = checkpoints.load_newest(str(run / CHECKPOINTS))
+    assert newest is not None
+    told = json.dumps(newest.settings, ensure_ascii=False)
+    settings = json.loads(_without_places(told, root, newest.settings))
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints.save(folder, newest.round_num, newest.leaves, settings, newest.checksums)
+        [path] = pathlib.Path(folder).iterdir()
+        return {f"{CHECKPOINTS}/{path.name}": path.read_bytes()}
 
 
 def _has_ended(run: pathlib.Path) -> bool:
     return any((run / name).exists() for name in ("summary.json", outputs.DIVERGED))
+
+
+def _has_state(run: pathlib.Path) -> bool:
+    """Returns whether the run has done rounds that it need not do again."""
+    return any(round_num > 0 for round_num in checkpoints.rounds(str(run / CHECKPOINTS)))
 
 
 def pack(
@@ -97,21 +124,18 @@ def pack(
       SystemExit: If the folder has no such run.
     """
     runs = [run for run in sorted((root / folder).glob("*")) if ".replaced-" not in run.name]
-    begun = [run for run in runs if states and any(run.glob("checkpoints/*.checkpoint"))]
-    runs = [run for run in runs if _has_ended(run) or run in begun]
+    runs = [run for run in runs if _has_ended(run) or (states and _has_state(run))]
     if not runs:
         raise SystemExit(f"error: no run in {root / folder} has finished.")
     target = _archive(papers, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(".part")
     with tarfile.open(part, "w:xz") as archive:
-        for path in (path for run in runs for path in _files(run)):
-            content = path.read_bytes()
-            if path.name == "hparams.json":
-                content = _without_places(content.decode(), root).encode()
-            member = tarfile.TarInfo(path.relative_to(root).as_posix())
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+        for run in runs:
+            for name, content in _contents(run, root).items():
+                member = tarfile.TarInfo((run / name).relative_to(root).as_posix())
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
     part.replace(target)
     return target
 
@@ -124,7 +148,7 @@ def unpack(root: pathlib.Path, papers: pathlib.Path) -> list[pathlib.Path]:
         with tarfile.open(path) as archive:
             members = archive.getmembers()
             runs = [pathlib.PurePath(member.name).parent for member in members]
-            for run in dict.fromkeys(run for run in runs if run.name != "checkpoints"):
+            for run in dict.fromkeys(run for run in runs if run.name != CHECKPOINTS):
                 try:
                     (root / run).mkdir(parents=True)
                 except FileExistsError:
