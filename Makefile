@@ -31,8 +31,10 @@ LOCK := .lock
 RUN := $(BIN)/python reproduce.py --paper=adafedadam --item=table5 --setup=synthetic --rows=fedavg,fedadam
 # Wheels only, so that nothing is compiled; jax 0.4.13 and promise, which are pure Python, have none.
 FORMATS := --only-binary :all: --no-binary jax --no-binary promise
-PARALLEL := -n 2 --dist=loadgroup --no-loadscope-reorder
-IN_CI := $(PARALLEL) -m "not long"
+# Where a process crashes, pytest-xdist may wait forever for the one that replaces it.
+PARALLEL := -n 2 --dist=loadgroup --no-loadscope-reorder --max-worker-restart=0
+# A test that waits in C never gets the signal of its own timeout, of 600 seconds at most.
+IN_CI := $(PARALLEL) -m "not long" -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 # What TensorFlow's version can change: methods, runtimes, records and every task.
 TOUCHING_TENSORFLOW := tests/tff_algos tests/simulation/engine tests/simulation/tff tests/simulation/device tests/simulation/records tests/tff_suite/test_compat.py \
 	tests/test_every_task.py
