@@ -11,7 +11,7 @@ import uuid
 import psutil
 import pytest
 
-from tff_suite import imports
+from tff_suite import command_line, imports
 
 _REPO = pathlib.Path(__file__).resolve().parent.parent
 _RUN_ID = "FEDOPT_TEST_RUN"
@@ -102,6 +102,16 @@ def pytest_unconfigure(config):
                 process.kill()
         except psutil.Error:
             continue
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers_stay():
+    """A test puts signal handlers back: a command's own could end the process in a later test."""
+    before = {number: signal.getsignal(number) for number in command_line.SIGNALS}
+    yield
+    after = {number: signal.getsignal(number) for number in command_line.SIGNALS}
+    command_line.restore(before)
+    assert after == before
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -48,6 +48,7 @@ def test_a_benchmark_that_fails_halfway_keeps_its_records(tmp_path, monkeypatch,
     benchmark.flag("of", "apples")
     monkeypatch.setattr(sys, "argv", ["own", f"--csv={path}"])
     monkeypatch.setattr(harness.command_line, "begin", lambda: None)
+    monkeypatch.setattr(harness.command_line, "handle_stops", lambda handler: {})
 
     def records(options):
         yield {"n": 1}
